@@ -1,0 +1,37 @@
+# Each target sets up all it needs in .venv; nothing has to be installed by hand but Python 3.11 or newer, and pip.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-all check bench clean
+
+demo: .venv/ready  ## show the image functions
+	@$(BIN)/metaaugment ops --picture demo/operations.png
+
+test: check  ## what CI runs
+	$(BIN)/pytest -m "not slow"
+
+test-all: check
+	$(BIN)/pytest
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: .venv/peers  ## speed beside the peers
+	$(BIN)/metaaugment bench ops
+
+# torch comes first and pinned: a looser request would take the registry's newest CUDA build.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# The libraries that `bench` compares with; without their own requirements, which would replace torch.
+.venv/peers: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0 timm==1.0.30 kornia==0.9.0 kornia_rs==0.2.0 huggingface_hub==1.33.0
+	@touch $@
+
+clean:
+	rm -rf .venv demo

@@ -1,0 +1,257 @@
+"""`metaaugment bench ops`: two functions an image, ours and the peers' side by side in one run.
+
+All systems of a comparison take turns in short rounds, so that a slow moment of the machine meets each of them, and
+the figure is the median round. Pillow gets the very transformations that ours gets; torchvision, timm and kornia draw
+their own RandAugment of two functions an image, which is the same work but for the drawing.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from PIL import Image
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from metaaugment.bench import pillow
+from metaaugment.ops import OPS, PAPER_OPS, find_space
+from metaaugment.transformation import Transformation, apply
+
+ROUNDS = 7
+FILL = (128, 128, 128)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one system did: images a second, and ours in the same comparison over it."""
+
+    device: str
+    size: int
+    n: int
+    system: str
+    images_per_second: float
+    ours_over_it: float
+
+
+def run(seconds: float, device: str | None, out: Path | None) -> None:
+    """Measure, print the table, and write the figures where asked."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device is {device!r}; choose cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is cuda, but PyTorch finds no CUDA device; leave the flag out to run on the CPU")
+    console = Console()
+    figures, absent = [], absent_peers()
+    cases = [(512, 32), (64, 224)] if device == "cpu" else [(128, 32), (4096, 32), (64, 224)]
+    for n, size in cases:
+        with console.status(f"{n} images of {size}×{size} on {device}"):
+            compared = compare(n, size, device, seconds)
+        console.print(report(compared))
+        figures += compared
+    for name, reason in absent.items():
+        console.print(f"{name} is not compared: {reason}", highlight=False)
+    if out is not None:
+        record = {"machine": machine(device), "absent": absent, "figures": [asdict(figure) for figure in figures]}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(record, indent=2) + "\n")
+        console.print(f"written to {out}", highlight=False)
+
+
+def compare(n: int, size: int, device: str, seconds: float) -> list[Figure]:
+    """All systems on n images of one size, by turns."""
+    images, t = batch(n, size, device)
+    systems: dict[str, tuple[int, Callable[[], object]]] = {"metaaugment": (n, lambda: apply(images, t, fill=FILL))}
+    if device == "cuda":
+        systems["metaaugment, in a CUDA graph"] = (n, captured(lambda: apply(images, t, fill=FILL)))
+    few = min(n, 64)
+    pictures = [to_pillow(image) for image in images[:few]]
+    steps = pillow_steps(t[:few], size)
+    systems["Pillow, image by image"] = (few, lambda: pillow_apply(pictures, steps))
+    for name, one in peers(device).items():
+        inputs = pictures if name in PILLOW_PEERS else list(images[:few])
+        systems[name] = (few, lambda one=one, inputs=inputs: [one(image) for image in inputs])
+    rates = by_turns(systems, seconds, device)
+    if device == "cpu":
+        rates["Pillow, in two processes"] = pillow_in_processes(2, size, seconds)
+    ours = rates["metaaugment"]
+    return [Figure(device, size, n, name, rate, ours / rate) for name, rate in rates.items()]
+
+
+def by_turns(systems: dict[str, tuple[int, Callable[[], object]]], seconds: float, device: str) -> dict[str, float]:
+    """Images a second of each system: the median of rounds that go around."""
+    calls = {}
+    for name, (_, call) in systems.items():
+        took = min(timed(call, 1, device) for _ in range(2))  # the first warms up
+        calls[name] = max(1, round(seconds / ROUNDS / took))
+    rounds = [
+        {name: n * calls[name] / timed(call, calls[name], device) for name, (n, call) in systems.items()}
+        for _ in range(ROUNDS)
+    ]
+    return {name: statistics.median(one[name] for one in rounds) for name in systems}
+
+
+def timed(call: Callable[[], object], times: int, device: str) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def batch(n: int, size: int, device: str) -> tuple[Tensor, Transformation]:
+    """Photo-like content: smooth, with noise on it, all 256 values used. Functions in equal shares."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(n, 3, 8, 8, generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, (size, size), mode="bilinear")
+    noisy = smooth * 255 + 12 * torch.randn(n, 3, size, size, generator=generator)
+    functions = torch.randint(0, len(PAPER_OPS), (2, n), generator=generator)
+    t = Transformation.draw(functions[0], functions[1], generator)
+    return noisy.clamp(0, 255).to(torch.uint8).to(device), t.to(device)
+
+
+def captured(call: Callable[[], object]) -> Callable[[], object]:
+    """The call as one replayed CUDA graph."""
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+# -- Pillow ---------------------------------------------------------------------------------------------------------
+
+Steps = list[list[tuple[str, float]]]
+
+
+def to_pillow(image: Tensor) -> Image.Image:
+    return Image.fromarray(image.permute(1, 2, 0).contiguous().cpu().numpy())
+
+
+def pillow_steps(t: Transformation, size: int) -> Steps:
+    """Name and argument of each function, worked out beforehand: only Pillow's own work is timed."""
+    t = t.to("cpu")
+    ops = torch.stack([t.first, t.second], 1)
+    arguments = find_space("metaaugment").arguments(ops, t.magnitudes, t.signs, size, size)
+    pairs = zip(ops.tolist(), arguments.tolist(), strict=True)
+    return [[(OPS[op].name, argument) for op, argument in zip(*pair, strict=True)] for pair in pairs]
+
+
+def pillow_apply(pictures: list[Image.Image], steps: Steps) -> None:
+    """From Pillow images to Pillow images: no conversion is charged to it."""
+    for picture, functions in zip(pictures, steps, strict=True):
+        for name, argument in functions:
+            picture = pillow.apply_function(picture, name, argument, FILL)
+
+
+def pillow_in_processes(count: int, size: int, seconds: float) -> float:
+    """Images a second of several processes that run at the same time, added up."""
+    with multiprocessing.get_context("spawn").Pool(count) as pool:
+        pool.map(pillow_worker, [(size, 0.1)] * count, chunksize=1)
+        return sum(pool.map(pillow_worker, [(size, seconds)] * count, chunksize=1))
+
+
+def pillow_worker(job: tuple[int, float]) -> float:
+    size, seconds = job
+    images, t = batch(64, size, "cpu")
+    pictures, steps = [to_pillow(image) for image in images], pillow_steps(t, size)
+    start, done = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        pillow_apply(pictures, steps)
+        done += len(pictures)
+    return done / (time.perf_counter() - start)
+
+
+# -- peers ------------------------------------------------------------------------------------------------------------
+
+PILLOW_PEERS = ("timm on Pillow", "torchvision v2 on Pillow")  # these are given Pillow images
+
+
+def peers(device: str) -> dict[str, Callable[[object], object]]:
+    """RandAugment of two functions by each library that is here: called image by image, since each of them draws one
+    pair of functions a call."""
+    found = {}
+    define_missing_operators()
+    with contextlib.suppress(ImportError):
+        from torchvision.transforms import v2
+
+        found["torchvision v2 on tensors"] = found["torchvision v2 on Pillow"] = v2.RandAugment(num_ops=2)
+    with contextlib.suppress(ImportError):
+        from timm.data.auto_augment import rand_augment_transform
+
+        found["timm on Pillow"] = rand_augment_transform("rand-m9-n2-mstd0.5-p1.0", {"translate_const": 10})
+    with contextlib.suppress(ImportError):
+        from kornia.augmentation.auto import RandAugment
+
+        augment = RandAugment(n=2, m=9)
+        found["kornia"] = lambda image: augment(image[None].to(torch.float32) / 255)
+    return found
+
+
+def absent_peers() -> dict[str, str]:
+    """The libraries that cannot be compared here, each with the reason."""
+    define_missing_operators()
+    reasons = {}
+    modules = {
+        "torchvision": "torchvision.transforms.v2",
+        "timm": "timm.data.auto_augment",
+        "kornia": "kornia.augmentation.auto",
+    }
+    for name, module in modules.items():
+        try:
+            __import__(module)
+        except ImportError as error:
+            reasons[name] = str(error)
+    return reasons
+
+
+def define_missing_operators() -> None:
+    """torchvision's registry build looks for two compiled operators that do not exist beside a CPU build of torch.
+
+    Declaring them lets its transforms import; nothing here calls them."""
+    if torch.version.cuda is None and not hasattr(torch.ops.torchvision, "nms"):
+        global _LIBRARY
+        _LIBRARY = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            _LIBRARY.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+_LIBRARY: torch.library.Library | None = None
+
+
+# -- what people see ------------------------------------------------------------------------------------------------
+
+
+def report(figures: list[Figure]) -> Table:
+    """The figures of one comparison."""
+    n, size, device = figures[0].n, figures[0].size, figures[0].device
+    table = Table(
+        title=f"{n} images of {size}×{size} on {device}, two functions each", title_justify="left", box=SIMPLE_HEAD
+    )
+    for column in ("system", "images/s", "ms a batch", "ours over it"):
+        table.add_column(column, justify="left" if column == "system" else "right", no_wrap=True)
+    for figure in figures:
+        rate = figure.images_per_second
+        table.add_row(figure.system, f"{rate:,.0f}", f"{1000 * n / rate:.3f}", f"{figure.ours_over_it:.2f}")
+    return table
+
+
+def machine(device: str) -> dict[str, str | int]:
+    """What the figures were measured on."""
+    packages = {}
+    for name in ("torch", "triton", "pillow", "torchvision", "timm", "kornia"):
+        with contextlib.suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    hardware = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} cores, {platform.machine()}"
+    return {"hardware": hardware, "threads": torch.get_num_threads(), "python": platform.python_version(), **packages}

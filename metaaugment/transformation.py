@@ -1,0 +1,165 @@
+"""A batch of transformations T_{j,k}^{m1,m2} as a value, and what it does to a batch of images."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from metaaugment.ops import MAX_MAGNITUDE, OPS, Space, eager, find_space
+
+# Pillow's fixed-point coordinates reach 32,768; a shear by one doubles the side.
+MAX_SIDE = 16_383
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """For each of n samples two functions in order, with all that was drawn for them.
+
+    Everything random is here, so that applying a transformation is pure: twice the same images, twice the same result.
+
+    - `first`, `second`: indices into `OPS`, [n]
+    - `magnitudes`: in [0, 10], [n, 2]
+    - `signs`: +1 or −1, [n, 2]; functions without a direction ignore them
+    - `positions`: the centers of Cutout as fractions (y, x) of the image in [0, 1], [n, 2, 2]; the middle if not given
+    """
+
+    first: Int[Tensor, " n"]
+    second: Int[Tensor, " n"]
+    magnitudes: Float[Tensor, "n 2"]
+    signs: Tensor
+    positions: Float[Tensor, "n 2 2"] | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.first)
+        fields = {"first": (n,), "second": (n,), "magnitudes": (n, 2), "signs": (n, 2), "positions": (n, 2, 2)}
+        for name, shape in fields.items():
+            value = getattr(self, name)
+            if name == "positions" and value is None:
+                continue
+            if tuple(value.shape) != shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}; for {n} samples it must be {shape}")
+        for name in ("first", "second"):
+            value = getattr(self, name)
+            if value.dtype.is_floating_point or value.dtype == torch.bool:
+                raise ValueError(f"{name} has dtype {value.dtype}; function indices must be integers")
+            _refuse(value, (value < 0) | (value >= len(OPS)), f"{name} holds the function index",
+                    f"indices are 0 to {len(OPS) - 1}, the places in metaaugment.OPS")  # fmt: skip
+        _refuse(self.magnitudes, ~((self.magnitudes >= 0) & (self.magnitudes <= MAX_MAGNITUDE)),
+                "magnitudes holds", f"magnitudes lie in [0, {MAX_MAGNITUDE:g}]")  # fmt: skip
+        _refuse(self.signs, self.signs.abs() != 1, "signs holds", "signs are +1 or -1")
+        if self.positions is not None:
+            _refuse(self.positions, ~((self.positions >= 0) & (self.positions <= 1)),
+                    "positions holds", "positions are fractions of the image in [0, 1]")  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def __getitem__(self, samples: slice | Tensor) -> "Transformation":
+        """The transformations of some of the samples."""
+        return self._map(lambda value: value[samples])
+
+    def to(self, device: torch.device | str) -> "Transformation":
+        # Not waiting is safe towards a device only: the host would read memory before it is written.
+        device = torch.device(device)
+        return self._map(lambda value: value.to(device, non_blocking=device.type != "cpu"))
+
+    @classmethod
+    def draw(
+        cls, first: Int[Tensor, " n"], second: Int[Tensor, " n"], generator: torch.Generator | None = None
+    ) -> "Transformation":
+        """Draw what two given functions a sample leave open: magnitudes ~ U(0, 10), fair signs, positions."""
+        n, device = len(first), first.device
+        magnitudes = torch.rand(n, 2, generator=generator, device=device) * MAX_MAGNITUDE
+        signs = torch.randint(0, 2, (n, 2), generator=generator, device=device, dtype=torch.int8) * 2 - 1
+        positions = torch.rand(n, 2, 2, generator=generator, device=device)
+        return cls._trusted(first, second, magnitudes, signs, positions)
+
+    @classmethod
+    def _trusted(cls, *values: Tensor | None) -> "Transformation":
+        """Without checks of the values, which would make the host wait for a GPU."""
+        transformation = object.__new__(cls)
+        for name, value in zip(cls.__dataclass_fields__, values, strict=True):
+            object.__setattr__(transformation, name, value)
+        return transformation
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Transformation":
+        values = (self.first, self.second, self.magnitudes, self.signs, self.positions)
+        return self._trusted(*(None if value is None else function(value) for value in values))
+
+
+def apply(
+    images: Tensor, transformation: Transformation, space: str | Space = "metaaugment", fill: int | Sequence[int] = 0
+) -> Tensor:
+    """Transform each image of a batch by its own two functions, one after the other.
+
+    Args:
+        images: uint8 [n, c, h, w] with 1 or 3 channels. Floating-point images in [0, 1] are taken as uint8 / 255 and
+            give the uint8 result / 255 in their own dtype.
+        transformation: one for each image, on any device.
+        space: what magnitudes mean: a name of `metaaugment.ops.SPACES`, or a space of your own.
+        fill: the value in 0 … 255, or one a channel, of what geometric functions uncover and Cutout covers.
+
+    Returns:
+        New images of the same shape, dtype and device: on uint8 what Pillow gives, bit for bit. On CUDA the host does
+        not wait for the device; after a first call for warming up, a call can be captured in a CUDA graph.
+    """
+    space = find_space(space)
+    _check_images(images, transformation)
+    colors = _check_fill(fill, images.shape[1])
+    if images.dtype.is_floating_point:
+        if images.device.type == "cpu":  # elsewhere the check would make the host wait; there values are cut off
+            _refuse(images, ~((images >= 0) & (images <= 1)), "images holds", "floating-point images lie in [0, 1]")
+        pixels = (images.float() * 255).round_().nan_to_num_().clamp_(0, 255).to(torch.uint8)
+        return apply(pixels, transformation, space, fill).to(images.dtype) / 255
+    if len(images) == 0:
+        return images.clone()
+    t = transformation.to(images.device)
+    positions = torch.full((len(t), 2, 2), 0.5, device=images.device) if t.positions is None else t.positions
+    return _backend(images.device.type).apply_functions(
+        images.contiguous(), torch.stack([t.first, t.second], 1), t.magnitudes, t.signs, positions, space, colors
+    )
+
+
+@cache
+def _backend(device_type: str) -> ModuleType:
+    """The fused kernel on CUDA; plain PyTorch on every other device, and where Triton is not installed."""
+    if device_type == "cuda":
+        with contextlib.suppress(ImportError):
+            from metaaugment.ops import fused
+
+            return fused
+    return eager
+
+
+def _check_images(images: Tensor, transformation: Transformation) -> None:
+    if images.dtype != torch.uint8 and not images.dtype.is_floating_point:
+        raise ValueError(f"images has dtype {images.dtype}; use torch.uint8, or floating point in [0, 1]")
+    if images.ndim != 4:
+        raise ValueError(f"images has shape {tuple(images.shape)}; a batch is [n, channels, height, width]")
+    n, channels, height, width = images.shape
+    if channels not in (1, 3):
+        raise ValueError(f"images has {channels} channels; 1 (grey) and 3 (RGB) are possible")
+    if not 1 <= min(height, width) <= max(height, width) <= MAX_SIDE:
+        raise ValueError(f"images are {height} by {width} pixels; sides of 1 to {MAX_SIDE} are possible")
+    if n != len(transformation):
+        raise ValueError(f"{n} images but {len(transformation)} transformations; give each image one")
+
+
+def _check_fill(fill: int | Sequence[int], channels: int) -> tuple[int, ...]:
+    colors = tuple(fill) if isinstance(fill, Iterable) else (fill,) * channels
+    if len(colors) != channels or not all(0 <= color <= 255 and color == int(color) for color in colors):
+        raise ValueError(
+            f"fill is {fill}; for images of {channels} channels it is one whole number in 0 to 255, or {channels}"
+        )
+    return tuple(int(color) for color in colors)
+
+
+def _refuse(value: Tensor, wrong: Tensor, what: str, allowed: str) -> None:
+    """Raise with the first wrong value, if there is one."""
+    if wrong.any():
+        raise ValueError(f"{what} {value[wrong][0].item():g}; {allowed}")

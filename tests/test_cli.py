@@ -1,0 +1,72 @@
+"""The program as its users meet it: in a process of its own, through its output and exit status."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from metaaugment import OPS
+
+
+def metaaugment(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    wide = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-m", "metaaugment", *args], capture_output=True, text=True, cwd=cwd, env=wide
+    )
+
+
+def test_help_explains_every_command() -> None:
+    for command in ([], ["ops"], ["bench"], ["bench", "ops"]):
+        done = metaaugment(*command, "--help")
+        assert done.returncode == 0
+        assert "usage: metaaugment" in done.stdout
+
+
+def test_ops_piped_is_plain_names() -> None:
+    done = metaaugment("ops")
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [op.name for op in OPS]
+
+
+def test_ops_of_a_space_is_its_level_table() -> None:
+    done = metaaugment("ops", "--space", "faa", "--size", "100")
+    rows = {line.split("\t")[0]: line.split("\t")[1:] for line in done.stdout.splitlines()}
+    assert rows["function"][:11] == [str(m) for m in range(11)]
+    assert rows["TranslateX"][:11] == ["-45", "-36", "-27", "-18", "-9", "0", "9", "18", "27", "36", "45"]
+
+
+def test_ops_draws_a_picture(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "ops.png"
+    done = metaaugment("ops", "--picture", str(file))
+    assert done.returncode == 0
+    assert done.stdout.strip() == str(file)
+    with Image.open(file) as picture:
+        assert min(picture.size) > 500
+        assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 1000
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["ops", "--space", "nope"], "unknown space 'nope'; choose one of metaaugment,"),
+        (["ops", "--size", "0"], "--size is 0; it must be at least 1"),
+        (["ops", "--image", "cat.png"], "only used with --picture"),
+        (["ops", "--picture", "x.png", "--image", "no-such.png"], "no-such.png: No such file"),
+        (["ops", "--picture", "x.png", "--image", __file__], "cannot be read as an image"),
+        (["ops", "--spaces", "faa"], "--space"),
+        (["bench", "ops", "--device", "tpu"], "--device is 'tpu'; choose cpu or cuda"),
+        (["bench", "ops", "--seconds", "-1"], "--seconds is -1"),
+        (["nonsense"], "nonsense"),
+        ([], "subcommand"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_users_mistake_is_one_sentence_and_status_2(args: list[str], sentence: str, tmp_path: Path) -> None:
+    done = metaaugment(*args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())

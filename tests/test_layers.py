@@ -1,0 +1,71 @@
+"""Imports point down only: each part knows the layers below it and nothing of those above."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "metaaugment"
+
+# From the top down, as in the README; modules of one line may use each other.
+LAYERS = (
+    ("cli", "integrations", "report", "bench"),
+    ("experiments",),
+    ("training",),
+    ("baselines", "data", "networks"),
+    ("learner", "transfer", "capture"),
+    ("hypergradient", "policy", "sampler", "features", "distributed"),
+    ("embedding", "transformation", "ops"),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+# The program and the list of public names stand above everything.
+TOP = ("__init__", "__main__")
+# Core dependencies: what the method may import besides torch. Everything else is for the layers above it.
+CORE = {"torch", "numpy", "PIL", "safetensors", "jaxtyping", "triton", "metaaugment"}
+METHOD = LEVEL["learner"]
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def part(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of all that a file imports, at its top or inside a function."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name} imports relatively; write the full name"
+            assert node.module is not None
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    if part(path) in TOP:
+        return
+    assert part(path) in LEVEL, f"{part(path)} has no layer; give it one in tests/test_layers.py"
+    for name in imported(path):
+        if name.startswith("metaaugment."):
+            target = name.split(".")[1]
+            assert target in LEVEL, f"{path.name} imports {name}; import from the part itself"
+            assert LEVEL[target] >= LEVEL[part(path)], f"{path.name} imports {name}, which lies above it"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_method_needs_the_core_only(path: Path) -> None:
+    """It also runs where nothing but torch, numpy, Pillow and safetensors is installed, and knows no clock."""
+    if part(path) in TOP or LEVEL[part(path)] < METHOD:
+        return
+    import sys
+
+    for name in imported(path):
+        package = name.split(".")[0]
+        assert package in CORE or package in sys.stdlib_module_names, f"{path.name} imports {name}"
+        assert package not in ("time", "datetime"), f"{path.name} looks at a clock"

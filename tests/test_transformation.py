@@ -1,0 +1,207 @@
+"""A transformation is a value, and applying it is pure."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from metaaugment import OPS, Transformation, apply
+from metaaugment.bench import pillow
+from metaaugment.ops import SPACES, find_space
+
+from images import from_pillow, make, to_pillow
+
+ALL = len(OPS)
+
+
+def mixed(n: int, functions: int = ALL) -> Transformation:
+    return Transformation.draw(torch.randint(0, functions, (n,)), torch.randint(0, functions, (n,)))
+
+
+def one(first: int = 2, second: int = 13, m: float = 5.0, sign: float = 1) -> Transformation:
+    pair = torch.tensor([first]), torch.tensor([second])
+    return Transformation(*pair, torch.full((1, 2), m), torch.full((1, 2), sign))
+
+
+def photos(n: int, height: int = 32, width: int = 32, channels: int = 3) -> torch.Tensor:
+    noise = torch.randint(-20, 21, (n, channels, height, width))
+    return (make("photo", height, width, channels).int() + noise).clamp(0, 255).to(torch.uint8)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("shape", [(1, 32, 32), (3, 32, 32), (3, 33, 47)], ids=str)
+def test_mixed_batch_equals_pillow_one_by_one(shape: tuple[int, int, int], space: str) -> None:
+    """Both functions in order, all sixteen, whatever stands beside them in the batch."""
+    channels, height, width = shape
+    n, fill = 300, (9, 99, 199)[:channels]
+    images, t = photos(n, height, width, channels), mixed(n)
+    results = apply(images, t, space, fill)
+    ops = torch.stack([t.first, t.second], 1)
+    arguments = find_space(space).arguments(ops, t.magnitudes, t.signs, height, width)
+    assert t.positions is not None
+    for i in range(n):
+        picture = to_pillow(images[i])
+        for slot in range(2):
+            y, x = t.positions[i, slot].tolist()
+            name = OPS[int(ops[i, slot])].name
+            picture = pillow.apply_function(picture, name, float(arguments[i, slot]), fill, (y, x))
+        assert torch.equal(results[i], from_pillow(picture)), f"{[OPS[j].name for j in ops[i]]} {t.magnitudes[i]}"
+
+
+def test_a_sample_does_not_depend_on_its_batch() -> None:
+    images, t = photos(64), mixed(64)
+    together = apply(images, t)
+    assert torch.equal(together, torch.cat([apply(images[i : i + 1], t[i : i + 1]) for i in range(64)]))
+    order = torch.randperm(64)
+    assert torch.equal(together[order], apply(images[order], t[order]))
+
+
+def test_large_images_go_through_in_parts() -> None:
+    """Above the size of a chunk, kernels see a few images at a time."""
+    images, t = photos(40, 224, 224), mixed(40)
+    assert torch.equal(apply(images, t), torch.cat([apply(images[i : i + 1], t[i : i + 1]) for i in range(40)]))
+
+
+def test_longer_sequences_are_transformations_in_turn() -> None:
+    """A pair is its first function with Identity behind it, then its second; so three functions are two of these."""
+    images, t = photos(20), mixed(20, functions=14)
+    identity = torch.full((20,), 13)
+    once = apply(images, Transformation(t.first, identity, t.magnitudes, t.signs))
+    assert torch.equal(apply(once, Transformation(identity, t.second, t.magnitudes, t.signs)), apply(images, t))
+
+
+def test_applying_is_pure() -> None:
+    images, t = photos(50), mixed(50)
+    before, state = images.clone(), torch.get_rng_state()
+    assert torch.equal(apply(images, t), apply(images, t))
+    assert torch.equal(images, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_identity_gives_new_images() -> None:
+    images = photos(3)
+    identity = torch.full((3,), 13)
+    result = apply(images, Transformation.draw(identity, identity))
+    assert torch.equal(result, images)
+    assert result.data_ptr() != images.data_ptr()
+
+
+def test_memory_layout_makes_no_difference() -> None:
+    images, t = photos(30), mixed(30)
+    expected = apply(images, t)
+    assert torch.equal(apply(images.to(memory_format=torch.channels_last), t), expected)
+    spread = torch.zeros(60, 3, 32, 64, dtype=torch.uint8)
+    spread[::2, :, :, ::2] = images
+    assert torch.equal(apply(spread[::2, :, :, ::2], t), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_float_images_give_the_uint8_result_over_255(dtype: torch.dtype) -> None:
+    images, t = photos(100), mixed(100)
+    result = apply((images.double() / 255).to(dtype), t, fill=7)
+    assert result.dtype == dtype
+    if dtype != torch.bfloat16:  # which has too few digits to hold 256 levels
+        assert torch.equal(result, apply(images, t, fill=7).to(dtype) / 255)
+    assert 0 <= result.min() <= result.max() <= 1
+
+
+def test_an_empty_batch_stays_empty() -> None:
+    none = torch.zeros(0, dtype=torch.long)
+    result = apply(torch.zeros(0, 3, 8, 8, dtype=torch.uint8), Transformation.draw(none, none))
+    assert result.shape == (0, 3, 8, 8)
+
+
+def test_fill_a_channel() -> None:
+    images = torch.full((1, 3, 10, 10), 50, dtype=torch.uint8)
+    result = apply(images, one(first=11, m=10.0), fill=(1, 2, 3))
+    assert result[0, :, :, -1].tolist() == [[1] * 10, [2] * 10, [3] * 10]
+
+
+def test_cutout_is_centered_where_no_position_is_given() -> None:
+    result = apply(torch.ones(1, 1, 32, 32, dtype=torch.uint8), one(first=15, m=4.0))
+    assert (result[0, 0] == 0).nonzero().aminmax(dim=0).min.tolist() == [12, 12]
+    assert (result == 0).sum() == 8 * 8
+
+
+def test_draws_come_from_the_generator() -> None:
+    first, second = torch.randint(0, 14, (2, 1000))
+    state = torch.get_rng_state()
+    drawn = [Transformation.draw(first, second, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(drawn[0].magnitudes, drawn[1].magnitudes)
+    assert torch.equal(drawn[0].signs, drawn[1].signs)
+    assert not torch.equal(drawn[0].magnitudes, drawn[2].magnitudes)
+
+
+def test_draws_are_uniform_with_fair_signs() -> None:
+    """Within five standard errors."""
+    n = 20_000
+    t = Transformation.draw(torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long))
+    assert 0 <= t.magnitudes.min() < 0.01
+    assert 9.99 < t.magnitudes.max() <= 10
+    assert abs(t.magnitudes.mean().item() - 5) < 5 * 10 / math.sqrt(12 * 2 * n)
+    assert abs(t.signs.double().mean().item()) < 5 / math.sqrt(2 * n)
+    correlation = np.corrcoef(torch.cat([t.magnitudes, t.signs], 1).numpy().T) - np.eye(4)
+    assert np.abs(correlation).max() < 5 / math.sqrt(n)
+
+
+@pytest.mark.parametrize(
+    ("images", "sentence"),
+    [
+        (torch.zeros(1, 3, 4, 4, dtype=torch.int64), r"dtype torch.int64; use torch.uint8, or floating point"),
+        (torch.zeros(1, 3, 4, 4, dtype=torch.bool), r"dtype torch.bool"),
+        (torch.zeros(3, 4, 4, dtype=torch.uint8), r"shape \(3, 4, 4\); a batch is \[n, channels, height, width\]"),
+        (torch.zeros(1, 2, 4, 4, dtype=torch.uint8), r"2 channels; 1 \(grey\) and 3 \(RGB\)"),
+        (torch.zeros(1, 4, 4, 4, dtype=torch.uint8), r"4 channels"),
+        (torch.zeros(1, 3, 0, 4, dtype=torch.uint8), r"0 by 4 pixels; sides of 1 to 16383"),
+        (torch.zeros(1, 1, 20_000, 1, dtype=torch.uint8), r"20000 by 1 pixels"),
+        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), r"2 images but 1 transformations"),
+        (torch.full((1, 3, 4, 4), 1.5), r"images holds 1.5; floating-point images lie in \[0, 1\]"),
+        (torch.full((1, 3, 4, 4), math.nan), r"images holds nan"),
+    ],
+)
+def test_wrong_images_are_named(images: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        apply(images, one())
+
+
+@pytest.mark.parametrize("fill", [-1, 256, (1, 2), (1, 2, 3, 4), 0.5])
+def test_wrong_fill_is_named(fill: int) -> None:
+    with pytest.raises(ValueError, match=rf"fill is {re.escape(str(fill))}; .* one whole number in 0 to 255, or 3"):
+        apply(photos(1), one(), fill=fill)
+
+
+def test_wrong_space_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown space 'imagenet'; choose one of metaaugment"):
+        apply(photos(1), one(), space="imagenet")
+
+
+@pytest.mark.parametrize("value", [-0.01, 10.01, math.nan, math.inf])
+def test_wrong_magnitude_is_named(value: float) -> None:
+    with pytest.raises(ValueError, match=rf"magnitudes holds {value:g}; magnitudes lie in \[0, 10\]"):
+        one(m=value)
+
+
+@pytest.mark.parametrize("index", [-1, 16])
+def test_wrong_function_is_named(index: int) -> None:
+    with pytest.raises(ValueError, match=rf"first holds the function index {index}; indices are 0 to 15"):
+        one(first=index)
+
+
+def test_wrong_sign_is_named() -> None:
+    with pytest.raises(ValueError, match=r"signs holds 0.5; signs are \+1 or -1"):
+        one(sign=0.5)
+
+
+def test_wrong_parts_are_named() -> None:
+    zeros, twos = torch.zeros(2, dtype=torch.long), torch.zeros(2, 2)
+    with pytest.raises(ValueError, match=r"magnitudes has shape \(2,\); for 2 samples it must be \(2, 2\)"):
+        Transformation(zeros, zeros, torch.zeros(2), torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"second has shape \(3,\)"):
+        Transformation(zeros, torch.zeros(3, dtype=torch.long), twos, torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"first has dtype torch.float32; function indices must be integers"):
+        Transformation(zeros.float(), zeros, twos, torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"positions holds 32; positions are fractions"):
+        Transformation(zeros, zeros, twos, torch.ones(2, 2), torch.full((2, 2, 2), 32.0))
