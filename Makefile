@@ -30,7 +30,8 @@ bench: .venv/peers  ## speed beside the peers
 
 # The libraries that `bench` compares with; without their own requirements, which would replace torch.
 .venv/peers: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0 timm==1.0.30 kornia==0.9.0 kornia_rs==0.2.0 huggingface_hub==1.33.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0 timm==1.0.30 kornia==0.9.0 kornia_rs==0.2.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt huggingface_hub==2.4.0
 	@touch $@
 
 clean:

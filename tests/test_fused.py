@@ -1,5 +1,9 @@
 """The Triton kernel equals the PyTorch one bit for bit: in Triton's interpreter here, on CUDA where there is one."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -51,6 +55,28 @@ def test_images_of_several_blocks() -> None:
     assert torch.equal(ours, expected)
 
 
+def test_compiles_for_a_gpu() -> None:
+    """The interpreter is more lenient than the compiler: branches must agree on types, and nothing may be fused."""
+    script = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from metaaugment.ops import fused
+
+types = dict(images="*u8", ops="*i64", magnitudes="*fp32", signs="*i8", levels="*fp64", positions="*fp32",
+             tables="*u8", out="*u8", CHANNELS="constexpr", BLOCK="constexpr")
+for kernel in (fused.make_tables, fused.make_pixels):
+    for channels in (1, 3):
+        signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+        source = ASTSource(kernel, signature, constexprs={"CHANNELS": channels, "BLOCK": 1024})
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
+        assert "fma.rn.f32" not in compiled.asm["ptx"]
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("size", [(32, 32), (28, 28), (33, 47), (224, 224)], ids=str)
@@ -76,6 +102,7 @@ def test_plain_pytorch_on_cuda_equals_cpu() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_cuda_never_waits_and_can_be_captured() -> None:
     images = make("photo", 32, 32).expand(128, -1, -1, -1).contiguous()
     drawn = [Transformation.draw(torch.randint(0, 14, (128,)), torch.randint(0, 14, (128,))) for _ in range(3)]

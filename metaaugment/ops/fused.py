@@ -150,58 +150,98 @@ def make_pixels(
     inside = pixel < pixels
     y = pixel // width
     x = pixel - y * width
-    source = images + sample * CHANNELS * pixels
+    source = images + sample * CHANNELS * pixels + pixel
     target = out + sample * CHANNELS * pixels + pixel
 
     point = (op == AUTOCONTRAST) | (op == EQUALIZE) | (op == POSTERIZE) | (op == SOLARIZE)
     point = point | (op == CONTRAST) | (op == BRIGHTNESS) | (op == INVERT)
     geometric = (op == ROTATE) | (op == SHEAR_X) | (op == SHEAR_Y) | (op == TRANSLATE_X) | (op == TRANSLATE_Y)
     if point:
-        for channel in tl.static_range(CHANNELS):
-            value = tl.load(source + channel * pixels + pixel, mask=inside, other=0).to(tl.int32)
-            table = tables + (sample * CHANNELS + channel) * 256
-            tl.store(target + channel * pixels, tl.load(table + value), mask=inside)
+        look_up(source, target, inside, pixels, tables + sample * CHANNELS * 256, CHANNELS)
     elif geometric:
-        a, b, tx, d, e, ty = matrix_of(op, argument, height, width)
-        column = (a * x + (b * y + tx)) >> 16
-        row = (d * x + (e * y + ty)) >> 16
-        found = inside & (column >= 0) & (column < width) & (row >= 0) & (row < height)
-        for channel in tl.static_range(CHANNELS):
-            value = tl.load(source + channel * pixels + row * width + column, mask=found, other=0)
-            color = ((fill >> (8 * channel)) & 255).to(tl.uint8)
-            tl.store(target + channel * pixels, tl.where(found, value, color), mask=inside)
+        resample(source - pixel, target, inside, x, y, op, argument, height, width, fill, CHANNELS)
     elif op == SHARPNESS:
-        inner = inside & (x > 0) & (x < width - 1) & (y > 0) & (y < height - 1)
-        for channel in tl.static_range(CHANNELS):
-            center = source + channel * pixels + pixel
-            value = tl.load(center, mask=inside, other=0).to(tl.int32)
-            total = 4 * value
-            for dy in tl.static_range(-1, 2):
-                for dx in tl.static_range(-1, 2):
-                    total += tl.load(center + dy * width + dx, mask=inner, other=0).to(tl.int32)
-            smooth = ((2 * total + 13) // 26).to(tl.float32)
-            sharp = blend(smooth, value.to(tl.float32), factor)
-            tl.store(target + channel * pixels, tl.where(inner, sharp, value.to(tl.uint8)), mask=inside)
+        sharpen(source, target, inside, x, y, factor, height, width, CHANNELS)
     elif op == CUTOUT:
-        half = argument.to(tl.int32) // 2
-        place = positions + (sample * slots + slot) * 2
-        center_y = tl.floor(tl.load(place).to(tl.float64) * height).to(tl.int32)
-        center_x = tl.floor(tl.load(place + 1).to(tl.float64) * width).to(tl.int32)
-        rows = (y >= center_y - half) & (y < center_y + half)
-        covered = rows & (x >= center_x - half) & (x < center_x + half)
-        for channel in tl.static_range(CHANNELS):
-            value = tl.load(source + channel * pixels + pixel, mask=inside, other=0)
-            color = ((fill >> (8 * channel)) & 255).to(tl.uint8)
-            tl.store(target + channel * pixels, tl.where(covered, color, value), mask=inside)
-    elif op == COLOR and CHANNELS == 3:
-        grey = luma(source + pixel, inside, pixels, CHANNELS).to(tl.float32)
-        for channel in tl.static_range(CHANNELS):
-            value = tl.load(source + channel * pixels + pixel, mask=inside, other=0).to(tl.float32)
-            tl.store(target + channel * pixels, blend(grey, value, factor), mask=inside)
+        cut_out(
+            source,
+            target,
+            inside,
+            x,
+            y,
+            argument,
+            positions + (sample * slots + slot) * 2,
+            height,
+            width,
+            fill,
+            CHANNELS,
+        )
+    elif op == COLOR:
+        colorize(source, target, inside, factor, pixels, CHANNELS)
     else:
         for channel in tl.static_range(CHANNELS):
-            value = tl.load(source + channel * pixels + pixel, mask=inside, other=0)
+            value = tl.load(source + channel * pixels, mask=inside, other=0)
             tl.store(target + channel * pixels, value, mask=inside)
+
+
+@triton.jit
+def look_up(source, target, inside, pixels, table, CHANNELS: tl.constexpr):
+    for channel in tl.static_range(CHANNELS):
+        value = tl.load(source + channel * pixels, mask=inside, other=0).to(tl.int32)
+        tl.store(target + channel * pixels, tl.load(table + channel * 256 + value), mask=inside)
+
+
+@triton.jit
+def resample(image, target, inside, x, y, op, argument, height, width, fill, CHANNELS: tl.constexpr):
+    a, b, tx, d, e, ty = matrix_of(op, argument, height, width)
+    column = (a * x + (b * y + tx)) >> 16
+    row = (d * x + (e * y + ty)) >> 16
+    found = inside & (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    for channel in tl.static_range(CHANNELS):
+        place = channel * height * width
+        value = tl.load(image + place + row * width + column, mask=found, other=0)
+        tl.store(target + place, tl.where(found, value, fill_of(fill, channel)), mask=inside)
+
+
+@triton.jit
+def sharpen(source, target, inside, x, y, factor, height, width, CHANNELS: tl.constexpr):
+    inner = inside & (x > 0) & (x < width - 1) & (y > 0) & (y < height - 1)
+    for channel in tl.static_range(CHANNELS):
+        center = source + channel * height * width
+        value = tl.load(center, mask=inside, other=0).to(tl.int32)
+        total = 4 * value
+        for dy in tl.static_range(-1, 2):
+            for dx in tl.static_range(-1, 2):
+                total += tl.load(center + dy * width + dx, mask=inner, other=0).to(tl.int32)
+        smooth = ((2 * total + 13) // 26).to(tl.float32)
+        sharp = blend(smooth, value.to(tl.float32), factor)
+        tl.store(target + channel * height * width, tl.where(inner, sharp, value.to(tl.uint8)), mask=inside)
+
+
+@triton.jit
+def cut_out(source, target, inside, x, y, argument, position, height, width, fill, CHANNELS: tl.constexpr):
+    half = argument.to(tl.int32) // 2
+    center_y = tl.floor(tl.load(position).to(tl.float64) * height).to(tl.int32)
+    center_x = tl.floor(tl.load(position + 1).to(tl.float64) * width).to(tl.int32)
+    rows = (y >= center_y - half) & (y < center_y + half)
+    covered = rows & (x >= center_x - half) & (x < center_x + half)
+    for channel in tl.static_range(CHANNELS):
+        value = tl.load(source + channel * height * width, mask=inside, other=0)
+        tl.store(target + channel * height * width, tl.where(covered, fill_of(fill, channel), value), mask=inside)
+
+
+@triton.jit
+def colorize(source, target, inside, factor, pixels, CHANNELS: tl.constexpr):
+    # One channel is its own luma: blending gives it back.
+    grey = luma(source, inside, pixels, CHANNELS).to(tl.float32)
+    for channel in tl.static_range(CHANNELS):
+        value = tl.load(source + channel * pixels, mask=inside, other=0).to(tl.float32)
+        tl.store(target + channel * pixels, blend(grey, value, factor), mask=inside)
+
+
+@triton.jit
+def fill_of(fill, channel: tl.constexpr):
+    return ((fill >> (8 * channel)) & 255).to(tl.uint8)
 
 
 @triton.jit
