@@ -1,9 +1,29 @@
 """Learn, while an image classifier trains, which data augmentation helps which sample."""
 
 from metaaugment.embedding import embed
+from metaaugment.learner import Learner, Observation
+from metaaugment.networks import network
 from metaaugment.ops import OPS, PAPER_OPS
+from metaaugment.policy import FeaturePolicy, PolicyNetwork, RejectingPolicy, UniformPolicy
+from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformSampler
 from metaaugment.transformation import Transformation, apply
 
 __version__ = "0.1.0"
 
-__all__ = ["OPS", "PAPER_OPS", "Transformation", "apply", "embed"]
+__all__ = [
+    "OPS",
+    "PAPER_OPS",
+    "FeaturePolicy",
+    "IdentitySampler",
+    "Learner",
+    "Observation",
+    "PolicyNetwork",
+    "RejectingPolicy",
+    "Transformation",
+    "TransformationSampler",
+    "UniformPolicy",
+    "UniformSampler",
+    "apply",
+    "embed",
+    "network",
+]

@@ -57,9 +57,25 @@ def bench_ops(
     ops.run(seconds, device, out)
 
 
+def bench_step(
+    networks: Annotated[tuple[str, ...], arg(help="Names of task networks.", metavar="NAMES")] = (),
+    batch: Annotated[int, arg(help="Images in a mini-batch, and in a validation batch.")] = 128,
+    seconds: Annotated[float, arg(help="Time for each kind of step.")] = 3.0,
+    device: Annotated[str | None, option("cpu or cuda.", "cuda where there is one", "NAME")] = None,
+    out: Annotated[Path | None, option("Also write the figures to FILE, as JSON.", metavar="FILE")] = None,
+) -> None:
+    """Time a plain training step and joint steps by each route, all in one run."""
+    from metaaugment.bench import step
+
+    if batch < 2 or seconds <= 0:
+        raise ValueError(f"--batch is {batch} and --seconds {seconds:g}; they must be at least 2, and above 0")
+    step.run(networks, batch, seconds, device, out)
+
+
 def program() -> tyro.extras.SubcommandApp:
     bench = tyro.extras.SubcommandApp()
     bench.command(name="ops")(bench_ops)
+    bench.command(name="step")(bench_step)
     app = tyro.extras.SubcommandApp()
     app.command(ops)
     app.command(bench, name="bench", help="Time a part beside its peers.")

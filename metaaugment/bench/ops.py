@@ -6,6 +6,7 @@ their own RandAugment of two functions an image, which is the same work but for 
 """
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from PIL import Image
@@ -52,7 +54,7 @@ def run(seconds: float, device: str | None, out: Path | None) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device is cuda, but PyTorch finds no CUDA device; leave the flag out to run on the CPU")
     console = Console()
-    figures, absent = [], absent_peers()
+    figures, absent = [], libraries()[1]
     cases = [(512, 32), (64, 224)] if device == "cpu" else [(128, 32), (4096, 32), (64, 224)]
     for n, size in cases:
         with console.status(f"{n} images of {size}×{size} on {device}"):
@@ -78,7 +80,7 @@ def compare(n: int, size: int, device: str, seconds: float) -> list[Figure]:
     pictures = [to_pillow(image) for image in images[:few]]
     steps = pillow_steps(t[:few], size)
     systems["Pillow, image by image"] = (few, lambda: pillow_apply(pictures, steps))
-    for name, one in peers(device).items():
+    for name, one in peers().items():
         inputs = pictures if name in PILLOW_PEERS else list(images[:few])
         systems[name] = (few, lambda one=one, inputs=inputs: [one(image) for image in inputs])
     rates = by_turns(systems, seconds, device)
@@ -178,42 +180,38 @@ def pillow_worker(job: tuple[int, float]) -> float:
 PILLOW_PEERS = ("timm on Pillow", "torchvision v2 on Pillow")  # these are given Pillow images
 
 
-def peers(device: str) -> dict[str, Callable[[object], object]]:
+def peers() -> dict[str, Callable[[object], object]]:
     """RandAugment of two functions by each library that is here: called image by image, since each of them draws one
     pair of functions a call."""
+    modules, _ = libraries()
     found = {}
-    define_missing_operators()
-    with contextlib.suppress(ImportError):
-        from torchvision.transforms import v2
-
-        found["torchvision v2 on tensors"] = found["torchvision v2 on Pillow"] = v2.RandAugment(num_ops=2)
-    with contextlib.suppress(ImportError):
-        from timm.data.auto_augment import rand_augment_transform
-
-        found["timm on Pillow"] = rand_augment_transform("rand-m9-n2-mstd0.5-p1.0", {"translate_const": 10})
-    with contextlib.suppress(ImportError):
-        from kornia.augmentation.auto import RandAugment
-
-        augment = RandAugment(n=2, m=9)
-        found["kornia"] = lambda image: augment(image[None].to(torch.float32) / 255)
+    if "torchvision" in modules:
+        augment = modules["torchvision"].RandAugment(num_ops=2)
+        found["torchvision v2 on tensors"] = found["torchvision v2 on Pillow"] = augment
+    if "timm" in modules:
+        configured = "rand-m9-n2-mstd0.5-p1.0", {"translate_const": 10}
+        found["timm on Pillow"] = modules["timm"].rand_augment_transform(*configured)
+    if "kornia" in modules:
+        batched = modules["kornia"].RandAugment(n=2, m=9)
+        found["kornia"] = lambda image: batched(image[None].to(torch.float32) / 255)
     return found
 
 
-def absent_peers() -> dict[str, str]:
-    """The libraries that cannot be compared here, each with the reason."""
+def libraries() -> tuple[dict[str, ModuleType], dict[str, str]]:
+    """The peers' modules that import here, and of the others the reason why not."""
     define_missing_operators()
-    reasons = {}
-    modules = {
+    names = {
         "torchvision": "torchvision.transforms.v2",
         "timm": "timm.data.auto_augment",
         "kornia": "kornia.augmentation.auto",
     }
-    for name, module in modules.items():
+    modules, reasons = {}, {}
+    for name, module in names.items():
         try:
-            __import__(module)
+            modules[name] = importlib.import_module(module)
         except ImportError as error:
             reasons[name] = str(error)
-    return reasons
+    return modules, reasons
 
 
 def define_missing_operators() -> None:

@@ -1,0 +1,127 @@
+"""How long should the move of the route `difference` be? Its alignments against float64's, through training.
+
+    python benchmarks/step_length.py CIFAR-10/data_batch_1.bin [--network wrn-40-2] [--steps 2000] [--out FILE]
+
+Trains a network with the default learner on 9,000 images, and at the start, midway and at the end computes the
+alignment of several mini-batches by one-sided and central differences of several lengths, in float32, in tf32 (on a
+GPU) and under bf16 autocast, against forward mode in float64.
+"""
+
+import copy
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor, nn
+
+import metaaugment as ma
+from metaaugment.hypergradient import Gradient, Pass, moved, norm
+
+LENGTHS = (3e-6, 1e-5, 3e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3)
+PRECISIONS = ("float32", "tf32", "bf16")
+
+
+@dataclass
+class Settings:
+    data: tyro.conf.Positional[Path]
+    network: str = "wrn-40-2"
+    steps: int = 2000
+    batch: int = 128
+    moments: int = 4  # mini-batches that the alignment is computed for at each stage
+    out: Path | None = None
+
+
+def one_sided(training: Pass, v: Gradient, relative: float) -> Tensor:
+    parameters = list(training.parameters.values())
+    h = relative * norm(parameters) / norm(v)
+    with torch.no_grad(), moved(parameters, v, h):
+        ahead = training.losses(training.network)
+    return (ahead - training.at_w.detach()) / h
+
+
+def central(training: Pass, v: Gradient, relative: float) -> Tensor:
+    parameters = list(training.parameters.values())
+    h = relative * norm(parameters) / norm(v)
+    with torch.no_grad(), moved(parameters, v, h):
+        ahead = training.losses(training.network)
+    with torch.no_grad(), moved(parameters, v, -h):
+        behind = training.losses(training.network)
+    return (ahead - behind) / (2 * h)
+
+
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def alignment(learner: ma.Learner, batch: Batch, precision: str) -> Tensor:
+    """The alignments of one mini-batch, with draws that are the same each time."""
+    learner.generator = torch.Generator().manual_seed(1)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    images, labels, val_images, val_labels = batch
+    with torch.autocast(learner.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        seen = learner.observe(images, labels)
+    learner.policy_backward(seen, val_images, val_labels)
+    assert seen.alignment is not None
+    return seen.alignment.double()
+
+
+def agreement(network: nn.Module, policy: nn.Module, batches: list[Batch], alpha: float) -> dict[str, dict[str, float]]:
+    parts = copy.deepcopy(network).double(), ma.UniformSampler(), copy.deepcopy(policy).double()
+    oracle = ma.Learner(parts[0], parts[1], parts[2], route="forward", alpha=alpha)
+    exact = [alignment(oracle, batch, "float64") for batch in batches]
+    learner = ma.Learner(network, ma.UniformSampler(), policy, route="forward", alpha=alpha)
+    routes = {f"{kind.__name__} {r:g}": partial(kind, relative=r) for kind in (one_sided, central) for r in LENGTHS}
+    found = {}
+    for precision in PRECISIONS:
+        for name, route in {**routes, "forward": learner.route}.items():
+            learner.route = route
+            pairs = [(alignment(learner, batch, precision), s) for batch, s in zip(batches, exact, strict=True)]
+            found[f"{precision} {name}"] = {
+                "lowest correlation": min(torch.corrcoef(torch.stack(pair))[0, 1].item() for pair in pairs),
+                "mean error": float(np.mean([((ours - s).norm() / s.norm()).item() for ours, s in pairs])),
+            }
+    return found
+
+
+def main(settings: Settings) -> None:
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    records = torch.from_numpy(np.fromfile(settings.data, np.uint8).reshape(-1, 3073)).to(device)
+    labels, images = records[:, 0].long(), records[:, 1:].view(-1, 3, 32, 32)
+
+    def pick(low: int, high: int) -> tuple[Tensor, Tensor]:
+        chosen = torch.randint(low, high, (settings.batch,), device=device)
+        return images[chosen], labels[chosen]
+
+    net = ma.network(settings.network, 10).to(device)
+    width = net.output.in_features
+    assert isinstance(width, int)
+    policy = ma.PolicyNetwork(width).to(device)
+    learner = ma.Learner(net, ma.TransformationSampler(), policy, lagged=True, every=4)
+    task = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=5e-4, fused=device == "cuda")
+    outer = torch.optim.SGD(learner.policy_parameters(), 4e-3, momentum=0.9, weight_decay=5e-4, fused=device == "cuda")
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(task, settings.steps)
+    validation = iter(lambda: pick(9_000, 10_000), None)
+    stages = {0: "start", settings.steps // 2: "midway", settings.steps: "end"}
+    results = {}
+    for step in range(settings.steps + 1):
+        if step in stages:
+            batches = [(*pick(0, 9_000), *pick(9_000, 10_000)) for _ in range(settings.moments)]
+            alpha = learner.alpha.item()
+            results[stages[step]] = {"norm of w": norm(list(net.parameters())).item(), "alpha": alpha}
+            results[stages[step]] |= agreement(net, policy, batches, alpha)
+            print(stages[step], *(f"{k}: {v}" for k, v in results[stages[step]].items()), sep="\n  ", flush=True)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            learner.step(*pick(0, 9_000), task, outer, validation)
+        schedule.step()
+    if settings.out:
+        settings.out.write_text(
+            json.dumps({"settings": {**vars(settings), "data": settings.data.name, "out": None}, **results}, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))

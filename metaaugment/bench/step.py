@@ -1,0 +1,197 @@
+"""`metaaugment bench step`: a plain training step, a joint step by each route, and double backward, in one run."""
+
+import gc
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from metaaugment.bench.ops import machine, timed
+from metaaugment.capture import CapturedStep
+from metaaugment.learner import Learner
+from metaaugment.networks import network
+from metaaugment.policy import PolicyNetwork
+from metaaugment.sampler import TransformationSampler
+
+ROUNDS = 7
+CLASSES = 100
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to make a step."""
+
+    name: str
+    route: str | None = None  # None: plain training
+    lagged: bool = True
+    every: int = 1
+    captured: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    network: str
+    variant: str
+    milliseconds: float
+    over_plain: float
+    peak_mib: float | None
+    memory_over_plain: float | None
+
+
+def variants(captured: bool) -> list[Variant]:
+    """With every=8 a figure is the average over eight steps."""
+    joint = [
+        Variant("difference, exact", "difference", lagged=False),
+        Variant("difference, lagged", "difference"),
+        Variant("difference, lagged, every 8", "difference", every=8),
+    ]
+    others = [Variant("forward, lagged", "forward"), Variant("double backward, lagged", "unrolled")]
+    plain = Variant("plain")
+    if not captured:
+        return [plain, *joint, *others]
+    graphs = [Variant(f"{v.name}, captured", v.route, v.lagged, v.every, True) for v in (plain, *joint)]
+    return [*graphs, plain, *joint[:2], *others]
+
+
+def run(names: tuple[str, ...], batch: int, seconds: float, device: str | None, out: Path | None) -> None:
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device is {device!r}; choose cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is cuda, but PyTorch finds no CUDA device; leave the flag out to run on the CPU")
+    console, figures = Console(), []
+    for name in names or (("wrn-40-2", "wrn-28-10") if device == "cuda" else ("small-cnn",)):
+        with console.status(f"{name}, batch {batch}, on {device}"):
+            measured = measure(name, batch, seconds, device)
+        console.print(report(name, batch, device, measured))
+        figures += measured
+    if out is not None:
+        record = {"machine": machine(device), "batch": batch, "figures": [asdict(figure) for figure in figures]}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(record, indent=2) + "\n")
+        console.print(f"written to {out}", highlight=False)
+
+
+def measure(name: str, batch: int, seconds: float, device: str) -> list[Figure]:
+    """Variants take turns; ratios are against the plain step of the same mode, captured or not."""
+    chosen = variants(captured=device == "cuda")
+    peaks = {v.name: peak(v, name, batch, device) for v in chosen if not v.captured}
+    steps = {v: build(v, name, batch, device) for v in chosen}
+    for variant, step in steps.items():
+        for _ in range(4 * variant.every + 4):  # warm up, capture
+            step()
+    calls = {v: v.every * max(1, round(seconds / ROUNDS / timed(s, v.every, device))) for v, s in steps.items()}
+    rounds = [{v: timed(step, calls[v], device) / calls[v] for v, step in steps.items()} for _ in range(ROUNDS)]
+    median = {v: statistics.median(one[v] for one in rounds) for v in chosen}
+    plain = {v.captured: median[v] for v in chosen if v.route is None}
+    figures = []
+    for v in chosen:
+        memory = peaks.get(v.name)
+        share = memory / peaks["plain"] if memory and peaks["plain"] else None
+        mib = memory / 2**20 if memory else None
+        figures.append(Figure(name, v.name, 1000 * median[v], median[v] / plain[v.captured], mib, share))
+    return figures
+
+
+def build(variant: Variant, name: str, batch: int, device: str) -> Callable[[], object]:
+    """A step of this kind, ready to be called again and again."""
+    torch.manual_seed(0)
+    half = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
+    layout = torch.channels_last if device == "cuda" else torch.contiguous_format
+    net = network(name, CLASSES).to(device, memory_format=layout)  # type: ignore[call-overload]
+    optimizer = sgd(net.parameters(), 0.1, device)
+
+    def prepare(images: Tensor) -> Tensor:
+        return (images.float() / 255).to(memory_format=layout)
+
+    batches = data(batch, device)
+    if variant.route is None:
+
+        def plain(images: Tensor, labels: Tensor) -> None:
+            with half:
+                loss = F.cross_entropy(net(prepare(images)), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        if variant.captured:
+            return captured_plain(plain, next(batches))
+        return lambda: plain(*next(batches))
+
+    features = next(module for module in reversed(list(net.modules())) if isinstance(module, nn.Linear)).in_features
+    policy = PolicyNetwork(features).to(device)
+    learner = Learner(
+        net, TransformationSampler(), policy, route=variant.route, lagged=variant.lagged, every=variant.every,
+        prepare=prepare,
+    )  # fmt: skip
+    policy_optimizer = sgd(learner.policy_parameters(), 1e-3, device)
+    step = CapturedStep(learner, optimizer, policy_optimizer) if variant.captured else None
+
+    def joint() -> None:
+        with half:
+            if step is not None:
+                step(*next(batches), batches)
+            else:
+                learner.step(*next(batches), optimizer, policy_optimizer, batches)
+
+    return joint
+
+
+def peak(variant: Variant, name: str, batch: int, device: str) -> float | None:
+    """Most memory that tensors took at once during a step, parameters and optimizer included."""
+    if device != "cuda":
+        return None
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    step = build(variant, name, batch, device)
+    for _ in range(2 * variant.every):
+        step()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(variant.every):
+        step()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def sgd(parameters: object, rate: float, device: str) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=5e-4, fused=device == "cuda")  # type: ignore[arg-type]
+
+
+def data(batch: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Mini-batches that lie on the device, over and over."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (4, batch, 3, 32, 32), dtype=torch.uint8, generator=generator).to(device)
+    labels = torch.randint(0, CLASSES, (4, batch), generator=generator).to(device)
+    return itertools.cycle(zip(images, labels, strict=True))
+
+
+def captured_plain(step: Callable[..., None], batch: tuple[Tensor, Tensor]) -> Callable[[], object]:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(*batch)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(*batch)
+    return graph.replay
+
+
+def report(name: str, batch: int, device: str, figures: list[Figure]) -> Table:
+    title = f"{name}, batch {batch}, on {device}" + (", bf16" if device == "cuda" else "")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, caption_justify="left")
+    for column in ("step", "ms", "× plain", "peak MiB", "× plain"):
+        table.add_column(column, justify="left" if column == "step" else "right", no_wrap=True)
+    for f in figures:
+        memory = ("–", "–") if f.peak_mib is None else (f"{f.peak_mib:,.0f}", f"{f.memory_over_plain:.2f}")
+        table.add_row(f.variant, f"{f.milliseconds:.2f}", f"{f.over_plain:.2f}", *memory)
+    return table

@@ -1,0 +1,126 @@
+"""A step as one replayed CUDA graph: sampling, augmentation, all passes and both updates, without the host.
+
+At the paper's batch of 128 small networks wait for kernels to be launched; replayed, joint training runs faster than
+an ordinary loop without it.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from metaaugment import replay
+from metaaugment.learner import Batch, Learner, Observation
+
+# Steps of each kind that run as usual first: optimizers make their state, cuDNN and Triton choose and compile.
+WARM_UP = 3
+# Passes of one step that draw the same numbers: the training pass and the alignment's.
+ALIKE = 2
+
+
+class CapturedStep:
+    """`learner.step` with the same results from the same draws, one graph for steps that update the policy and one for
+    the others.
+
+    Mini-batches must keep their size. Both optimizers must be able to live in a graph: build them with fused=True.
+    Their learning rates may change from step to step, by a scheduler or by hand. What a call returns is overwritten by
+    the next call.
+    """
+
+    def __init__(self, learner: Learner, task_optimizer: Optimizer, policy_optimizer: Optimizer | None = None) -> None:
+        if learner.device.type != "cuda":
+            raise ValueError(f"the network is on {learner.device}; a step can be captured on a CUDA device only")
+        if learner.generator is None or learner.generator.device.type != "cuda":
+            raise ValueError("the learner draws on the CPU; give it a generator on the network's device, or none")
+        self.learner = learner
+        self.optimizers = [o for o in (task_optimizer, policy_optimizer) if o is not None]
+        self.task_optimizer, self.policy_optimizer = task_optimizer, policy_optimizer
+        groups = list(chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers))
+        if not all(group.get("fused") for group in groups):
+            raise ValueError("an optimizer is not fused, which a captured step needs; build it with fused=True")
+        self.rates = [(group, torch.tensor(float(group["lr"]), device=learner.device)) for group in groups]
+        self.graphs: dict[bool, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Observation]] = {}
+        self.calls = {True: 0, False: 0}
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, validation_batches: Iterator[Batch] | None = None
+    ) -> Observation:
+        due = self.learner.due_at(self.learner.steps + 1)
+        if due and (validation_batches is None or self.policy_optimizer is None):
+            raise ValueError("this step updates the policy; it needs validation batches and the policy's optimizer")
+        batch = (images, labels, *(next(validation_batches) if due and validation_batches is not None else ()))
+        self._set_rates()
+        self.calls[due] += 1
+        if self.calls[due] <= WARM_UP:
+            return self._warm_up(batch)
+        if due not in self.graphs:
+            self.graphs[due] = self._capture(batch)
+        graph, static, seen = self.graphs[due]
+        for kept, new in zip(static, batch, strict=True):
+            if kept.shape != new.shape:
+                raise ValueError(
+                    f"a batch has shape {tuple(new.shape)}, but the captured step was made for {tuple(kept.shape)}; "
+                    "drop the last, smaller batch, or use learner.step for it"
+                )
+            kept.copy_(new)
+        graph.replay()
+        self.learner.steps += 1
+        return seen
+
+    def _warm_up(self, batch: tuple[Tensor, ...]) -> Observation:
+        """A step as usual, on a stream of its own as capturing asks for."""
+        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            seen = self._iterate(*batch)
+        main.wait_stream(side)
+        return seen
+
+    def _capture(self, batch: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Observation]:
+        learner = self.learner
+        static = tuple(value.clone() for value in batch)
+        graph = torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[learner.device.index or 0]
+        alike = [generator.clone_state() for _ in range(ALIKE)]
+        seed = int(torch.randint(0, 2**62, ()))
+        for state in alike:
+            state.manual_seed(seed)
+            graph.register_generator_state(state)
+        if learner.generator is not generator:
+            graph.register_generator_state(learner.generator)
+        steps = learner.steps
+        replay.captured_states[:] = alike
+        try:
+            with torch.cuda.graph(graph):
+                seen = self._iterate(*static)
+        finally:
+            replay.captured_states.clear()
+            learner.steps = steps
+        return graph, static, seen
+
+    def _iterate(self, images: Tensor, labels: Tensor, *validation: Tensor) -> Observation:
+        learner = self.learner
+        seen = learner.observe(images, labels)
+        if validation:
+            learner.policy_backward(seen, *validation)
+            self._update(self.policy_optimizer)
+        learner.weighted_loss(seen).backward()
+        self._update(self.task_optimizer)
+        return seen
+
+    def _update(self, optimizer: Optimizer | None) -> None:
+        assert optimizer is not None
+        # A fused optimizer leaves everything as it is where this says 1.
+        optimizer.found_inf = self.learner.not_finite  # type: ignore[attr-defined]
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.found_inf = self.learner.not_finite = None  # type: ignore[attr-defined]
+
+    def _set_rates(self) -> None:
+        """Learning rates live on the device; a number that was put in their place is copied there."""
+        for group, rate in self.rates:
+            if group["lr"] is not rate:
+                rate.fill_(float(group["lr"]))
+                group["lr"] = rate

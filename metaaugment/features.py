@@ -1,0 +1,57 @@
+"""The features of any network: what enters its last linear layer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Features:
+    """Watches a network's passes and keeps, of the last one, the input of one of its layers.
+
+    The layer is the one named, or the linear layer that is called last; which one that is shows in the first pass.
+    """
+
+    def __init__(self, network: nn.Module, layer: str | None = None) -> None:
+        modules = dict(network.named_modules())
+        if layer is not None and layer not in modules:
+            linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+            raise ValueError(f"features={layer!r} is no layer of the network; its linear layers are {linear}")
+        self.layers = (
+            [modules[layer]] if layer is not None else [m for m in modules.values() if isinstance(m, nn.Linear)]
+        )
+        if not self.layers:
+            raise ValueError(
+                "the network has no linear layer whose input could be its features; "
+                "name the layer to take them from with features="
+            )
+        self._last: tuple[nn.Module, Tensor] | None = None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Passes inside are watched."""
+        self._last = None
+        hooks = [module.register_forward_pre_hook(self._keep) for module in self.layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def take(self) -> Float[Tensor, "n d"]:
+        """The features of the pass just watched, averaged over positions or tokens where there are any."""
+        if self._last is None:
+            raise ValueError(
+                "the layer of the features was not called in the network's pass; name another with features="
+            )
+        layer, features = self._last
+        self._last, self.layers = None, [layer]
+        if features.ndim == 4:
+            return features.mean((2, 3))
+        return features.mean(1) if features.ndim == 3 else features
+
+    def _keep(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if inputs and isinstance(inputs[0], torch.Tensor):
+            self._last = (layer, inputs[0])

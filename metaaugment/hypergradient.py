@@ -1,0 +1,182 @@
+"""The gradient of the validation loss in θ and α through one inner update, Eqs. 2 and 3.
+
+The policy's outputs are not differentiated in w (Sec. 3.2), so all of it is one linear map, the Jacobian J of the
+vector of sample losses at w:
+
+    Eq. 2    g = Jᵀ V(θ),   ŵ = w − α g
+    Eq. 3    s = J v   with   v = ∇ L_val(ŵ)
+
+and −α Σ V_i(θ) s_i, with s held fixed, has the exact gradient of L_val(ŵ(θ, α)) in θ and α. The *alignment* s_i is the
+inner product of ∇L_i(w) and ∇L_val(ŵ): a sample whose gradient points where the validation loss falls gains weight.
+
+Three routes lead to s, each a function of the same arguments. `difference` is the fast one, `forward` the exact one,
+and `unrolled` the slow and obvious one that the others are tested against.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+
+Parameters = dict[str, nn.Parameter]
+Gradient = Sequence[Tensor]
+
+# The move of `difference` as a share of ‖w‖. Longer bends with the curvature of the losses, shorter drowns in rounding;
+# measured early, midway and late in training, in float32 and under bf16 (docs/decisions.md).
+RELATIVE_STEP = 1e-3
+
+# The attribute by which a layer says that its backward pass is not the derivative of its forward pass, and by which it
+# is asked for the expectation of both.
+EXPECTATION = "at_expectation"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The training pass, to be made again at other parameters: same images, same draws of dropout, same precision."""
+
+    network: nn.Module
+    parameters: Parameters
+    losses: Callable[[Callable[..., Tensor]], Float[Tensor, " n"]]  # of a network, or of a function in its place
+    at_w: Float[Tensor, " n"]  # what it gave at w
+
+
+Route = Callable[[Pass, Gradient], Float[Tensor, " n"]]
+
+
+def inner_gradient(
+    losses: Float[Tensor, " n"], weights: Float[Tensor, " n"], parameters: Parameters, retain_graph: bool
+) -> list[Tensor]:
+    """Eq. 2: g = Σ V_i ∇L_i(w), with zeros for parameters that have no part in the losses."""
+    inputs = list(parameters.values())
+    weighted = (weights.detach() * losses).sum()
+    gradient = torch.autograd.grad(weighted, inputs, retain_graph=retain_graph, allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for w, g in zip(inputs, gradient, strict=True)]
+
+
+def outer_loss(alpha: Tensor, weights: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
+    """Eq. 3: its gradient in θ and α is that of L_val(ŵ(θ, α)), the alignment being held fixed."""
+    return -alpha * (weights * alignment.detach()).sum()
+
+
+# -- three routes to the alignment s = J v -----------------------------------------------------------------------------
+
+
+def difference(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
+    """One more forward pass of the unmodified module: s ≈ (L_i(w + h v) − L_i(w)) / h.
+
+    It is the derivative in the middle of the way, at w + h v / 2, up to the square of h.
+    """
+    refuse_shaking(training.network)
+    parameters = list(training.parameters.values())
+    h = RELATIVE_STEP * norm(parameters) / norm(v).clamp(min=torch.finfo(v[0].dtype).tiny)
+    with torch.no_grad(), moved(parameters, v, h):
+        ahead = training.losses(training.network)
+    return (ahead.to(training.at_w.dtype) - training.at_w.detach()) / h
+
+
+def forward(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
+    """One pass in forward mode: exact, for networks whose layers all support it."""
+    with torch.no_grad(), forward_ad.dual_level():
+        tangents = zip(training.parameters.items(), v, strict=True)
+        dual = {name: forward_ad.make_dual(w.detach(), tangent.to(w.dtype)) for (name, w), tangent in tangents}
+        losses = training.losses(at(training.network, dual))
+        tangent = forward_ad.unpack_dual(losses).tangent
+    return torch.zeros_like(training.at_w) if tangent is None else tangent
+
+
+def unrolled(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
+    """Backward through the backward pass of the inner update: s is the derivative of ⟨Jᵀ V, v⟩ in V."""
+    w = {name: parameter.detach().requires_grad_() for name, parameter in training.parameters.items()}
+    with torch.enable_grad():
+        losses = training.losses(at(training.network, w))
+        weights = torch.ones_like(losses, requires_grad=True)
+        inputs = list(w.values())
+        g = torch.autograd.grad(losses, inputs, weights, create_graph=True, allow_unused=True)
+        used = [(gradient, direction) for gradient, direction in zip(g, v, strict=True) if gradient is not None]
+        along = torch.stack([(gradient * direction).sum() for gradient, direction in used]).sum()
+    return torch.autograd.grad(along, weights)[0]
+
+
+ROUTES: dict[str, Route] = {"difference": difference, "forward": forward, "unrolled": unrolled}
+
+
+# -- moving w, and leaving everything else as it was -----------------------------------------------------------------
+
+
+@contextmanager
+def moved(parameters: Sequence[Tensor], direction: Gradient, length: Tensor) -> Iterator[None]:
+    """Parameters at w + length · direction; bit for bit at w again afterwards, whatever happens inside.
+
+    They move through `.data`, out of sight of autograd, which would otherwise call a graph kept over w invalid.
+    """
+    data = [parameter.data for parameter in parameters]
+    kept = [value.clone() for value in data]
+    try:
+        torch._foreach_add_(data, torch._foreach_mul(list(direction), length.to(data[0].dtype)))
+        yield
+    finally:
+        torch._foreach_copy_(data, kept)
+
+
+@contextmanager
+def undisturbed(network: nn.Module) -> Iterator[None]:
+    """Passes inside leave no trace in running statistics or any other buffer.
+
+    Not by restoring them: a graph kept over the training pass would call a buffer that was written since invalid.
+    Batch normalisation is told not to track; other modules work on copies.
+    """
+    tracking = [m for m in network.modules() if isinstance(m, _NormBase) and m.training and m.track_running_stats]
+    others = [(m, dict(m._buffers)) for m in network.modules() if m._buffers and not isinstance(m, _NormBase)]
+    try:
+        for module in tracking:
+            module.track_running_stats = False
+        for module, buffers in others:
+            module._buffers.update({name: b if b is None else b.clone() for name, b in buffers.items()})
+        yield
+    finally:
+        for module in tracking:
+            module.track_running_stats = True
+        for module, buffers in others:
+            module._buffers.update(buffers)
+
+
+@contextmanager
+def at_expectation(network: nn.Module) -> Iterator[None]:
+    """Layers with different coefficients forward and backward (shake) take the expectation of both.
+
+    Its gradient is otherwise not that of the loss it computes.
+    """
+    shaking = [module for module in network.modules() if hasattr(module, EXPECTATION)]
+    before = [getattr(module, EXPECTATION) for module in shaking]
+    try:
+        for module in shaking:
+            setattr(module, EXPECTATION, True)
+        yield
+    finally:
+        for module, value in zip(shaking, before, strict=True):
+            setattr(module, EXPECTATION, value)
+
+
+def refuse_shaking(network: nn.Module) -> None:
+    for name, module in network.named_modules():
+        if hasattr(module, EXPECTATION):
+            raise ValueError(
+                f"layer {name!r} ({type(module).__name__}) is not the derivative of its forward pass, "
+                "which route='difference' relies on; use route='forward'"
+            )
+
+
+def at(network: nn.Module, parameters: dict[str, Tensor]) -> Callable[..., Tensor]:
+    """The network as a function at other parameters, its buffers copied so that the pass leaves no trace in them."""
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    return lambda images: functional_call(network, (parameters, buffers), (images,))
+
+
+def norm(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(list(tensors))).norm()

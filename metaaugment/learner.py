@@ -1,0 +1,396 @@
+"""Algorithm 1: task network, sampler, policy and its eyes, put together for any training loop."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from metaaugment.distributed import add_up, bare, world_size
+from metaaugment.embedding import embed
+from metaaugment.features import Features
+from metaaugment.hypergradient import (
+    ROUTES,
+    Pass,
+    at_expectation,
+    inner_gradient,
+    moved,
+    norm,
+    outer_loss,
+    undisturbed,
+)
+from metaaugment.ops import Space
+from metaaugment.policy import normalize
+from metaaugment.replay import Replay
+from metaaugment.transformation import Transformation, apply
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Sampler(Protocol):
+    """Which transformation each sample gets."""
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation: ...
+    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None: ...
+    def update(self) -> None: ...
+
+
+@dataclass
+class Observation:
+    """What a mini-batch showed: all that the two updates of a step need."""
+
+    images: Tensor  # augmented, uint8
+    labels: Tensor
+    transformation: Transformation
+    features: Float[Tensor, "n d"]
+    outputs: Float[Tensor, " n"]  # P, raw
+    weights: Float[Tensor, " n"]  # V = P / ΣP
+    losses: Float[Tensor, " n"]
+    inputs: Tensor = field(repr=False)  # the images as the network got them
+    replay: Replay = field(repr=False)
+    alignment: Float[Tensor, " n"] | None = None  # s, on steps that update the policy
+    policy_moved: bool = False  # since the weights were computed
+    gradient: list[Tensor] | None = field(default=None, repr=False)  # Eq. 2's, where it stands in for Eq. 4's
+
+
+class Learner:
+    """Learns a policy while a network trains, in the loop of whoever trains it.
+
+        seen = learner.observe(images, labels)
+        if learner.due:
+            learner.policy_backward(seen, *next(validation_batches))
+            policy_optimizer.step(); policy_optimizer.zero_grad()
+        learner.weighted_loss(seen).backward()
+        task_optimizer.step(); task_optimizer.zero_grad()
+
+    and `learner.sampler.update()` once an epoch. `step` does one iteration of this.
+
+    Args:
+        network: the task network, from images to logits; any module.
+        sampler: which transformations are drawn.
+        policy: from features and embeddings to outputs; `UniformPolicy()` learns nothing.
+        extractor: a network of the policy's own whose features it sees; the task network's if not given. Parameters of
+            it that require a gradient are learned with the policy.
+        features: name of the layer whose input is the feature; the last linear layer if not given.
+        route: how the alignment is computed: "difference", "forward" or "unrolled".
+        lagged: whether w is updated with the gradient of Eq. 2, one policy step behind, instead of a second one.
+        every: the policy is updated on each `every`-th step.
+        copies: transformations drawn for each image of a mini-batch.
+        alpha: where the learned inner step size starts.
+        loss: from logits and labels to one loss a sample; cross-entropy if not given.
+        before: uint8 to uint8 on training images, ahead of the transformation (flip).
+        after: the same behind it (Cutout).
+        prepare: uint8 to what the network takes, for training and validation; division by 255 if not given.
+        generator: where transformations are drawn from; torch's own if not given.
+        space, fill: of the transformations, as in `apply`.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        sampler: Sampler,
+        policy: nn.Module,
+        extractor: nn.Module | None = None,
+        features: str | None = None,
+        route: str = "difference",
+        lagged: bool = False,
+        every: int = 1,
+        copies: int = 1,
+        alpha: float = 0.1,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        before: Callable[[Tensor], Tensor] | None = None,
+        after: Callable[[Tensor], Tensor] | None = None,
+        prepare: Callable[[Tensor], Tensor] | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        space: str | Space = "metaaugment",
+        fill: int | Sequence[int] = 0,
+    ) -> None:
+        if route not in ROUTES:
+            raise ValueError(f"unknown route {route!r}; choose one of {', '.join(ROUTES)}")
+        for name, value in (("every", every), ("copies", copies)):
+            if value < 1 or value != int(value):
+                raise ValueError(f"{name} is {value}; it must be a whole number of at least 1")
+        if alpha < 0:
+            raise ValueError(f"alpha is {alpha:g}; a step size starts at 0 or above")
+        self.parameters = {name: w for name, w in bare(network).named_parameters() if w.requires_grad}
+        if not self.parameters:
+            raise ValueError("no parameter of the network requires a gradient; there is nothing to train")
+        like = next(iter(self.parameters.values()))
+        self.device = like.device
+        self.network = network
+        self.sampler = sampler
+        self.policy = policy
+        self.extractor = extractor
+        self.route = ROUTES[route]
+        self.lagged = lagged
+        self.every = every
+        self.copies = copies
+        self.loss = loss or cross_entropy
+        self.before = before
+        self.after = after
+        self.prepare = prepare or self._to_unit_range
+        self.generator = generator or self._default_generator()
+        self.space = space
+        self.fill = fill
+        self.features = Features(bare(network) if extractor is None else extractor, features)
+        self.alpha = nn.Parameter(torch.tensor(alpha, dtype=like.dtype, device=like.device))
+        self.steps = 0
+        # While a step is captured the host cannot look: whether the last gradients were not finite, for the optimizers.
+        self.not_finite: Tensor | None = None
+        self._skipped = torch.zeros((), dtype=torch.long, device=like.device)
+        self._checked: set[str] = set()
+
+    # -- what a loop calls ------------------------------------------------------------------------------------------
+
+    def observe(self, images: Tensor, labels: Tensor) -> Observation:
+        """Algorithm 1, lines 4 and 5: draw transformations, augment, and look at the losses and weights."""
+        self._check_batch(images, labels, "training")
+        with torch.no_grad():
+            self.alpha.clamp_(min=0)
+            if self.copies > 1:
+                images, labels = images.repeat_interleave(self.copies, 0), labels.repeat_interleave(self.copies, 0)
+            images = self.before(images) if self.before else images
+            t = self.sampler.sample(len(images), self.generator).to(images.device)
+            images = apply(images, t, self.space, self.fill)
+            images = self.after(images) if self.after else images
+            inputs = self.prepare(images)
+        replay = Replay(self.device)
+        with replay.first(), self.features.watched():
+            logits = self.network(inputs)
+            losses = self._losses(logits, labels, "training")
+            if self.extractor is not None:
+                self.extractor(inputs)
+        features = self.features.take().to(self.alpha.dtype)
+        features = features if self.extractor is not None else features.detach()
+        outputs, weights = self._judge(features, t)
+        self.sampler.record(t, outputs.detach(), losses.detach())
+        self.steps += 1
+        return Observation(images, labels, t, features, outputs, weights, losses, inputs, replay)
+
+    @property
+    def due(self) -> bool:
+        """Whether the step just observed updates the policy."""
+        return self.due_at(self.steps)
+
+    def due_at(self, step: int) -> bool:
+        """Whether a step, counted from 1, updates the policy: each `every`-th, where there is something to learn."""
+        return step % self.every == 0 and any(p.requires_grad for p in self.policy.parameters())
+
+    def policy_backward(self, seen: Observation, images: Tensor, labels: Tensor) -> None:
+        """Eqs. 2 and 3: add to `.grad` of θ and α their gradient of the validation loss at ŵ.
+
+        A gradient that is not finite is left out and counted in `skipped`. Parameters and buffers of the network are
+        bit for bit as before, also after an exception.
+        """
+        self._check_batch(images, labels, "validation")
+        network = bare(self.network)
+        g = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph=not self.lagged)
+        add_up(g)
+        with undisturbed(network), moved(list(self.parameters.values()), g, -self.alpha.detach()):
+            v = self._validation_gradient(seen, images, labels)
+        add_up(v)
+        training = Pass(network, self.parameters, self._again(seen), seen.losses)
+        seen.alignment = self.route(training, v)
+        learned = self.policy_parameters()
+        loss = outer_loss(self.alpha, seen.weights, seen.alignment)
+        gradients = torch.autograd.grad(loss, learned, allow_unused=True)
+        gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(learned, gradients, strict=True)]
+        add_up(gradients)
+        if self._finite(gradients):
+            for parameter, gradient in zip(learned, gradients, strict=True):
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        seen.policy_moved = True
+        seen.gradient = g if self.lagged else None
+
+    def weighted_loss(self, seen: Observation) -> Tensor:
+        """Eq. 4: Σ V_i L_i with the weights of the policy as it is now; its backward pass trains the task network.
+
+        A gradient that is not finite becomes zero and is counted in `skipped`.
+        """
+        value = (seen.weights.detach() * seen.losses).sum()
+        if seen.gradient is not None:
+            value = _Given.apply(value.detach(), seen.gradient, *self.parameters.values())
+        else:
+            if seen.policy_moved:
+                value = (self._judge_again(seen) * seen.losses).sum()
+            # DistributedDataParallel averages over the processes what is a sum over them.
+            value = value * world_size() if self.network is not bare(self.network) else value
+        # Under float16 torch's GradScaler skips such steps itself, and must see them to lower its scale.
+        if value.requires_grad and not (seen.replay.autocast and seen.replay.precision == torch.float16):
+            value.register_hook(lambda _: self._guard_after_backward())
+        return value
+
+    def step(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        task_optimizer: Optimizer,
+        policy_optimizer: Optimizer | None = None,
+        validation_batches: Iterator[Batch] | None = None,
+    ) -> Observation:
+        """One whole iteration; on steps that are due it takes the next validation batch."""
+        seen = self.observe(images, labels)
+        if self.due:
+            if policy_optimizer is None or validation_batches is None:
+                raise ValueError("this step updates the policy; give step() its optimizer and validation batches")
+            self.policy_backward(seen, *next(validation_batches))
+            policy_optimizer.step()
+            policy_optimizer.zero_grad()
+        self.weighted_loss(seen).backward()
+        task_optimizer.step()
+        task_optimizer.zero_grad()
+        return seen
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """θ and α, and what is learned of an extractor of the policy's own."""
+        own = [] if self.extractor is None else self.extractor.parameters()
+        return [p for p in (*self.policy.parameters(), *own, self.alpha) if p.requires_grad]
+
+    @property
+    def skipped(self) -> int:
+        """How many gradients were not finite and had no effect."""
+        return int(self._skipped)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that `load_state_dict` needs to go on; the task network and the optimizers keep their own."""
+        state = {"alpha": self.alpha.detach(), "steps": self.steps, "skipped": self._skipped}
+        parts = {"policy": self.policy, "extractor": self.extractor, "sampler": self.sampler}
+        return state | {name: part.state_dict() for name, part in parts.items() if hasattr(part, "state_dict")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            self.alpha.copy_(state["alpha"])
+            self._skipped.copy_(state["skipped"])
+        self.steps = int(state["steps"])
+        for name in ("policy", "extractor", "sampler"):
+            if name in state:
+                getattr(self, name).load_state_dict(state[name])
+
+    # -- the parts of a step ----------------------------------------------------------------------------------------
+
+    def _judge(self, features: Tensor, t: Transformation) -> tuple[Tensor, Tensor]:
+        """The policy's outputs P and weights V, in the policy's own precision."""
+        with torch.autocast(self.device.type, enabled=False):
+            outputs = self.policy(features, embed(t).to(features.dtype))
+            return outputs, getattr(self.policy, "normalize", normalize)(outputs)
+
+    @torch.no_grad()
+    def _judge_again(self, seen: Observation) -> Tensor:
+        features = seen.features
+        if self.extractor is not None:
+            with seen.replay.again(), undisturbed(self.extractor), self.features.watched():
+                self.extractor(seen.inputs)
+            features = self.features.take().to(self.alpha.dtype)
+        return self._judge(features, seen.transformation)[1]
+
+    def _again(self, seen: Observation) -> Callable[[Callable[..., Tensor]], Tensor]:
+        """The training pass, for the routes: the losses of the same images under another network."""
+
+        def losses(network: Callable[..., Tensor]) -> Tensor:
+            with seen.replay.again(), undisturbed(bare(self.network)):
+                return self.loss(network(seen.inputs), seen.labels)
+
+        return losses
+
+    def _validation_gradient(self, seen: Observation, images: Tensor, labels: Tensor) -> list[Tensor]:
+        """v = ∇ L_val at the parameters as they are now, with batch statistics as in training."""
+        network, replay = bare(self.network), seen.replay
+        with (
+            at_expectation(network),
+            torch.autocast(self.device.type, replay.precision, replay.autocast, cache_enabled=False),
+        ):
+            losses = self._losses(network(self.prepare(images)), labels, "validation")
+        # Each process has its share of the validation batch; the sum over them is the mean over the whole.
+        share = torch.full_like(losses, 1 / (len(losses) * world_size()))
+        return inner_gradient(losses, share, self.parameters, retain_graph=False)
+
+    def _losses(self, logits: Tensor, labels: Tensor, what: str) -> Tensor:
+        self._check_labels(logits, labels, what)
+        losses = self.loss(logits, labels)
+        if losses.shape != labels.shape[:1]:
+            raise ValueError(
+                f"the loss has shape {tuple(losses.shape)} for {len(labels)} {what} samples; "
+                "it must give one number a sample (reduction='none')"
+            )
+        return losses
+
+    def _default_generator(self) -> torch.Generator | None:
+        """torch's own of the network's device; None stands for the CPU's."""
+        return torch.cuda.default_generators[self.device.index or 0] if self.device.type == "cuda" else None
+
+    def _to_unit_range(self, images: Tensor) -> Tensor:
+        return images.to(self.alpha.dtype) / 255
+
+    # -- what may go wrong --------------------------------------------------------------------------------------------
+
+    def _finite(self, gradients: Sequence[Tensor]) -> bool:
+        finite = norm(gradients).isfinite()
+        self._skipped += ~finite
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self.not_finite = (~finite).float()
+            return True
+        if not (ok := bool(finite)):
+            warnings.warn(
+                f"step {self.steps}: a gradient is not finite and has no effect; learner.skipped counts them",
+                stacklevel=3,
+            )
+        return ok
+
+    def _guard_after_backward(self) -> None:
+        """Once the backward pass is over, and DistributedDataParallel with it, look at the gradients of w."""
+        engine = torch.autograd.Variable._execution_engine
+
+        def guard() -> None:
+            gradients = [w.grad for w in self.parameters.values() if w.grad is not None]
+            if gradients and not self._finite(gradients):
+                torch._foreach_zero_(gradients)
+
+        engine.queue_callback(lambda: engine.queue_callback(guard))
+
+    def _check_batch(self, images: Tensor, labels: Tensor, what: str) -> None:
+        if len(images) == 0:
+            raise ValueError(f"the {what} batch is empty; give at least one image")
+        if len(images) != len(labels):
+            raise ValueError(f"{len(images)} {what} images but {len(labels)} labels; give each image one")
+        for name, value in (("images", images), ("labels", labels)):
+            if value.device != self.device:
+                raise ValueError(
+                    f"the {what} {name} are on {value.device}, but the network is on {self.device}; "
+                    f"move them there with .to({str(self.device)!r})"
+                )
+
+    def _check_labels(self, logits: Tensor, labels: Tensor, what: str) -> None:
+        """Class indices only, and on a GPU only once, because looking at them makes the host wait."""
+        if labels.ndim != 1 or labels.dtype.is_floating_point or (self.device.type == "cuda" and what in self._checked):
+            return
+        self._checked.add(what)
+        low, high, classes = int(labels.min()), int(labels.max()), logits.shape[1]
+        if low < 0 or high >= classes:
+            wrong = low if low < 0 else high
+            raise ValueError(
+                f"a {what} label is {wrong}, but the network has {classes} classes, 0 to {classes - 1}; "
+                "training and validation data must share the network's classes"
+            )
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Float[Tensor, " n"]:
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+class _Given(torch.autograd.Function):
+    """A loss whose gradient is known already."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradient: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        return None, None, *torch._foreach_mul(ctx.gradient, outer[0])

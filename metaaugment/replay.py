@@ -1,0 +1,61 @@
+"""Making a pass of the network again exactly: the same draws of dropout and shake layers, the same precision."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+# While a step is captured in a CUDA graph, the state of a generator cannot be read. Instead each pass that draws the
+# same numbers has a generator state of its own, all of them alike (`capture.py` puts them here, first pass first).
+captured_states: list[torch.Generator] = []
+
+
+class Replay:
+    """What decides a pass besides its inputs, remembered when it is first made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.passes = 0
+        self.precision = torch.get_autocast_dtype(device.type)
+        self.autocast = torch.is_autocast_enabled(device.type)
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """The pass as it is made first: as if this were not here."""
+        if self._capturing():
+            with self._next_state():
+                yield
+            return
+        self.cpu_state = torch.get_rng_state()
+        if self.device.type == "cuda":
+            self.cuda_state = torch.cuda.get_rng_state(self.device)
+        yield
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """The pass once more; the generators go on afterwards as if it had not been made."""
+        # Without the cache of autocast: it would give back casts of parameters from before they were moved.
+        with torch.autocast(self.device.type, self.precision, self.autocast, cache_enabled=False):
+            if self._capturing():
+                with self._next_state():
+                    yield
+                return
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                torch.set_rng_state(self.cpu_state)
+                if self.device.type == "cuda":
+                    torch.cuda.set_rng_state(self.cuda_state, self.device)
+                yield
+
+    def _capturing(self) -> bool:
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    @contextmanager
+    def _next_state(self) -> Iterator[None]:
+        generator = torch.cuda.default_generators[self.device.index or 0]
+        main = generator.graphsafe_get_state()
+        generator.graphsafe_set_state(captured_states[self.passes])
+        self.passes += 1
+        try:
+            yield
+        finally:
+            generator.graphsafe_set_state(main)

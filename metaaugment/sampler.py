@@ -1,0 +1,127 @@
+"""Samplers: which two functions each sample gets.
+
+A sampler has `sample(n, generator)`, which draws a transformation, and `record` and `update`, which may do nothing.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from metaaugment.embedding import K
+from metaaugment.ops import INDEX
+from metaaugment.transformation import Transformation
+
+
+def probabilities(v: Float[Tensor, "K K"], epsilon: float) -> Float[Tensor, "K K"]:
+    """Eq. 5: the estimated distribution mixed with the uniform one."""
+    return (1 - epsilon) * v / v.sum() + epsilon / v.numel()
+
+
+class TransformationSampler:
+    """Draws pairs of functions by p_{j,k}, estimated from the policy network's outputs (Eq. 5).
+
+    `record` collects outputs, `update` refreshes p from those of the last `window` calls of `update`: once an epoch in
+    the paper, which keeps 50 or 20 epochs. Before the first one p is uniform.
+    """
+
+    def __init__(self, epsilon: float = 0.1, window: int = 20, functions: int = K) -> None:
+        if not 0 <= epsilon <= 1:
+            raise ValueError(f"epsilon is {epsilon:g}; it is a share of uniform sampling in [0, 1]")
+        if window < 1:
+            raise ValueError(f"window is {window}; it counts calls of update() and is at least 1")
+        self.epsilon = epsilon
+        self.window = window
+        self.probabilities = torch.full((functions, functions), 1 / functions**2, dtype=torch.float64)
+        # Sum and number of the outputs of each pair: since the last call of update(), and between the calls before.
+        self.present = torch.zeros(2, functions, functions, dtype=torch.float64)
+        self.past = torch.zeros(0, 2, functions, functions, dtype=torch.float64)
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
+        """Algorithm 1, line 4."""
+        first, second = draw_pairs(self.probabilities, n, generator)
+        return Transformation.draw(first, second, generator)
+
+    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
+        """Note the raw outputs P of a mini-batch; those that are not finite are left out."""
+        functions = self.probabilities.shape[0]
+        self.to(outputs.device)
+        pair = (transformation.first * functions + transformation.second).to(outputs.device)
+        outputs = outputs.detach().double()
+        finite = outputs.isfinite()
+        sums, counts = self.present.view(2, -1)
+        sums.index_add_(0, pair, torch.where(finite, outputs, 0.0))
+        counts.index_add_(0, pair, finite.double())
+
+    def update(self) -> None:
+        """Algorithm 1, line 11: p from the records of the last `window` calls."""
+        self.past = torch.cat([self.past, self.present[None]])[-self.window :]
+        sums, counts = self.past.sum(0)
+        seen = counts > 0
+        # In place, here and below: a captured step reads and writes this very memory.
+        self.present.zero_()
+        if seen.any():
+            average = sums / counts
+            # A pair not seen in the window has the mean of the seen ones: neither favoured nor starved (decisions.md).
+            v = torch.where(seen, average, average[seen].mean())
+            self.probabilities.copy_(probabilities(v, self.epsilon))
+
+    def to(self, device: torch.device | str) -> "TransformationSampler":
+        if self.probabilities.device != torch.device(device):
+            for name, value in self.state_dict().items():
+                setattr(self, name, value.to(device))
+        return self
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"probabilities": self.probabilities, "present": self.present, "past": self.past}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Into the memory it has, which a captured step may use."""
+        for name in ("probabilities", "present", "past"):
+            if state[name].shape[-2:] != self.probabilities.shape:
+                raise ValueError(
+                    f"the state's {name} is {tuple(state[name].shape)}, for other functions than this sampler's "
+                    f"{tuple(self.probabilities.shape)}"
+                )
+        self.probabilities.copy_(state["probabilities"])
+        self.present.copy_(state["present"])
+        self.past = state["past"].to(self.past.device, copy=True)
+
+
+class UniformSampler:
+    """Every pair of functions alike: the paper's RandAugment, and epsilon = 1."""
+
+    def __init__(self, functions: int = K) -> None:
+        self.functions = functions
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
+        device = generator.device if generator is not None else None
+        first, second = torch.randint(0, self.functions, (2, n), generator=generator, device=device)
+        return Transformation.draw(first, second, generator)
+
+    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
+        pass
+
+    def update(self) -> None:
+        pass
+
+
+class IdentitySampler(UniformSampler):
+    """No function at all: the baseline."""
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
+        device = generator.device if generator is not None else None
+        identity = torch.full((n,), INDEX["Identity"], device=device)
+        return Transformation.draw(identity, identity, generator)
+
+
+def draw_pairs(
+    probabilities: Float[Tensor, "K K"], n: int, generator: torch.Generator | None = None
+) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
+    """n pairs (j, k) ~ p, by inverting the cumulative distribution: one uniform number a pair, no host in between."""
+    device = generator.device if generator is not None else probabilities.device
+    cumulative = probabilities.to(device).flatten().cumsum(0)
+    place = torch.rand(n, generator=generator, device=device, dtype=torch.float64) * cumulative[-1]
+    pair = torch.searchsorted(cumulative, place, right=True).clamp_(max=cumulative.numel() - 1)
+    return pair // probabilities.shape[1], pair % probabilities.shape[1]

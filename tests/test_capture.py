@@ -1,0 +1,120 @@
+"""A captured step is the eager step: same numbers from the same draws."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import metaaugment as ma
+from metaaugment.capture import WARM_UP, CapturedStep
+
+
+def batches(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        images = torch.randint(0, 256, (32, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        yield images.cuda(), torch.randint(0, 10, (32,), generator=generator).cuda()
+
+
+def fused_sgd(parameters: object, rate: float) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, rate, momentum=0.9, fused=True)  # type: ignore[arg-type]
+
+
+class Joint:
+    """A learner with its optimizers and generator."""
+
+    def __init__(self, network: nn.Module, policy: nn.Module, **settings: object) -> None:
+        generator = torch.Generator("cuda").manual_seed(3)
+        sampler = ma.TransformationSampler()
+        self.learner = ma.Learner(network, sampler, policy, generator=generator, **settings)  # type: ignore[arg-type]
+        self.task = fused_sgd(network.parameters(), 0.05)
+        self.policy = fused_sgd(self.learner.policy_parameters(), 0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lagged", [True, False])
+@pytest.mark.parametrize("every", [1, 2])
+def test_captured_equals_eager(every: int, lagged: bool) -> None:
+    network, policy = ma.network("small-cnn", 10).cuda(), ma.PolicyNetwork(128).cuda()
+    eager = Joint(copy.deepcopy(network), copy.deepcopy(policy), every=every, lagged=lagged)
+    graph = Joint(network, policy, every=every, lagged=lagged)
+    captured = CapturedStep(graph.learner, graph.task, graph.policy)
+    steps = every * (WARM_UP + 3)
+    train, validation = batches(1), batches(2)
+    train_again, validation_again = batches(1), batches(2)
+    for step in range(steps):
+        for joint in (eager, graph):
+            joint.task.param_groups[0]["lr"] = 0.05 / (1 + step)
+        one = eager.learner.step(*next(train), eager.task, eager.policy, validation)
+        other = captured(*next(train_again), validation_again)
+        assert torch.equal(one.images, other.images)
+        torch.testing.assert_close(other.losses, one.losses, rtol=1e-3, atol=1e-4)
+        if step % 2:
+            eager.learner.sampler.update()
+            graph.learner.sampler.update()
+    assert eager.learner.steps == graph.learner.steps == steps
+    torch.testing.assert_close(graph.learner.alpha, eager.learner.alpha, rtol=1e-3, atol=1e-5)
+    for one, other in zip(eager.learner.parameters.values(), graph.learner.parameters.values(), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_dropout_is_replayed_inside_a_graph() -> None:
+    """With other draws the two passes of the difference would be far apart, and their difference divided by h."""
+    network = nn.Sequential(ma.network("small-cnn", 64), nn.Dropout(0.5), nn.Linear(64, 10)).cuda()
+    joint = Joint(network, ma.PolicyNetwork(64).cuda())
+    captured = CapturedStep(joint.learner, joint.task, joint.policy)
+    train, validation = batches(1), batches(2)
+    sizes, losses = [], []
+    for _ in range(WARM_UP + 6):
+        seen = captured(*next(train), validation)
+        assert seen.alignment is not None
+        sizes.append(seen.alignment.abs().mean().item())
+        losses.append(seen.losses.clone())
+    assert max(sizes[WARM_UP:]) < 5 * max(sizes[:WARM_UP])
+    assert not torch.equal(losses[-1], losses[-2])
+
+
+@pytest.mark.gpu
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    network = ma.network("small-cnn", 10).cuda()
+    scale = torch.ones((), device="cuda")
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="none") * scale
+
+    joint = Joint(network, ma.PolicyNetwork(128).cuda(), loss=loss)
+    captured = CapturedStep(joint.learner, joint.task, joint.policy)
+    train, validation = batches(1), batches(2)
+    for _ in range(WARM_UP + 2):
+        captured(*next(train), validation)
+    before = [p.detach().clone() for p in (*network.parameters(), *joint.learner.policy_parameters())]
+    scale.fill_(float("inf"))
+    captured(*next(train), validation)
+    after = [p.detach().clone() for p in (*network.parameters(), *joint.learner.policy_parameters())]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert joint.learner.skipped == 2
+    scale.fill_(1.0)
+    captured(*next(train), validation)
+    assert not torch.equal(before[0], next(network.parameters()))
+    assert all(p.isfinite().all() for p in network.parameters())
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_is_named() -> None:
+    network, policy = ma.network("small-cnn", 10).cuda(), ma.PolicyNetwork(128).cuda()
+    learner = ma.Learner(network, ma.TransformationSampler(), policy)
+    with pytest.raises(ValueError, match="fused=True"):
+        CapturedStep(learner, torch.optim.SGD(network.parameters(), 0.1))
+    on_cpu = ma.Learner(network, ma.TransformationSampler(), policy, generator=torch.Generator())
+    with pytest.raises(ValueError, match="draws on the CPU"):
+        CapturedStep(on_cpu, fused_sgd(network.parameters(), 0.1))
+
+
+def test_capturing_on_a_cpu_is_refused() -> None:
+    network = ma.network("small-cnn", 10)
+    learner = ma.Learner(network, ma.TransformationSampler(), ma.PolicyNetwork(128))
+    with pytest.raises(ValueError, match="the network is on cpu"):
+        CapturedStep(learner, torch.optim.SGD(network.parameters(), 0.1))
