@@ -3,7 +3,7 @@
     python benchmarks/step_length.py CIFAR-10/data_batch_1.bin [--network wrn-40-2] [--steps 2000] [--out FILE]
 
 Trains a network with the default learner on 9,000 images, and at the start, midway and at the end computes the
-alignment of several mini-batches by one-sided and central differences of several lengths, in float32, in tf32 (on a
+alignment of several mini-batches by differences of several kinds and lengths, in float32, in tf32 (on a
 GPU) and under bf16 autocast, against forward mode in float64.
 """
 
@@ -19,10 +19,10 @@ import tyro
 from torch import Tensor, nn
 
 import metaaugment as ma
-from metaaugment.hypergradient import Gradient, Pass, moved, norm
+from metaaugment.hypergradient import Gradient, Pass, along_logits, difference, forward, moved, norm, step_length
 
-LENGTHS = (3e-6, 1e-5, 3e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3)
-PRECISIONS = ("float32", "tf32", "bf16")
+LENGTHS = (1e-5, 1e-4, 1e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
+PRECISIONS = ("float32", "tf32", "bf16") if torch.cuda.is_available() else ("float32", "bf16")
 
 
 @dataclass
@@ -36,54 +36,86 @@ class Settings:
 
 
 def one_sided(training: Pass, v: Gradient, relative: float) -> Tensor:
-    parameters = list(training.parameters.values())
-    h = relative * norm(parameters) / norm(v)
-    with torch.no_grad(), moved(parameters, v, h):
-        ahead = training.losses(training.network)
-    return (ahead - training.at_w.detach()) / h
+    """Of the losses."""
+    ahead, h = moved_logits(training, v, relative)
+    return (training.losses(ahead) - training.losses(training.logits.detach())) / h
 
 
 def central(training: Pass, v: Gradient, relative: float) -> Tensor:
+    """Of the losses."""
+    ahead, h = moved_logits(training, v, relative)
+    behind, _ = moved_logits(training, v, -relative)
+    return (training.losses(ahead) - training.losses(behind)) / (2 * h)
+
+
+def of_logits(training: Pass, v: Gradient, relative: float) -> Tensor:
+    """One-sided, of the logits only."""
+    ahead, h = moved_logits(training, v, relative)
+    return along_logits(training, (ahead - training.logits.detach()) / h)
+
+
+def central_of_logits(training: Pass, v: Gradient, relative: float) -> Tensor:
+    ahead, h = moved_logits(training, v, relative)
+    behind, _ = moved_logits(training, v, -relative)
+    return along_logits(training, (ahead - behind) / (2 * h))
+
+
+def moved_logits(training: Pass, v: Gradient, relative: float) -> tuple[Tensor, Tensor]:
     parameters = list(training.parameters.values())
-    h = relative * norm(parameters) / norm(v)
+    h = relative * step_length(training, v) / training.precision ** (2 / 3)
     with torch.no_grad(), moved(parameters, v, h):
-        ahead = training.losses(training.network)
-    with torch.no_grad(), moved(parameters, v, -h):
-        behind = training.losses(training.network)
-    return (ahead - behind) / (2 * h)
+        return training.again(training.network), h
 
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def alignment(learner: ma.Learner, batch: Batch, precision: str) -> Tensor:
-    """The alignments of one mini-batch, with draws that are the same each time."""
-    learner.generator = torch.Generator().manual_seed(1)
+def prepare(images: Tensor) -> Tensor:
+    """Centered and scaled, as networks are trained in practice."""
+    return (images.float() - 122.0) / 62.0
+
+
+def training_pass(learner: ma.Learner, batch: Batch, precision: str) -> tuple[Pass, Gradient]:
+    """What a route is given for one mini-batch, with draws that are the same each time."""
+    kept: list[tuple[Pass, Gradient]] = []
+
+    def keep(training: Pass, v: Gradient) -> Tensor:
+        kept.append((training, v))
+        return forward(training, v)
+
+    learner.route, learner.generator = keep, torch.Generator().manual_seed(1)
+    learner.prepare = lambda images: prepare(images).to(learner.alpha.dtype)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     images, labels, val_images, val_labels = batch
     with torch.autocast(learner.device.type, torch.bfloat16, enabled=precision == "bf16"):
         seen = learner.observe(images, labels)
     learner.policy_backward(seen, val_images, val_labels)
-    assert seen.alignment is not None
-    return seen.alignment.double()
+    return kept[0]
 
 
 def agreement(network: nn.Module, policy: nn.Module, batches: list[Batch], alpha: float) -> dict[str, dict[str, float]]:
-    parts = copy.deepcopy(network).double(), ma.UniformSampler(), copy.deepcopy(policy).double()
-    oracle = ma.Learner(parts[0], parts[1], parts[2], route="forward", alpha=alpha)
-    exact = [alignment(oracle, batch, "float64") for batch in batches]
-    learner = ma.Learner(network, ma.UniformSampler(), policy, route="forward", alpha=alpha)
-    routes = {f"{kind.__name__} {r:g}": partial(kind, relative=r) for kind in (one_sided, central) for r in LENGTHS}
-    found = {}
-    for precision in PRECISIONS:
-        for name, route in {**routes, "forward": learner.route}.items():
-            learner.route = route
-            pairs = [(alignment(learner, batch, precision), s) for batch, s in zip(batches, exact, strict=True)]
-            found[f"{precision} {name}"] = {
-                "lowest correlation": min(torch.corrcoef(torch.stack(pair))[0, 1].item() for pair in pairs),
-                "mean error": float(np.mean([((ours - s).norm() / s.norm()).item() for ours, s in pairs])),
-            }
-    return found
+    """Each route against forward mode in float64 at the same w along the same v."""
+    exact_network, exact_policy = copy.deepcopy(network).double(), copy.deepcopy(policy).double()
+    oracle = ma.Learner(exact_network, ma.UniformSampler(), exact_policy, alpha=alpha)
+    learner = ma.Learner(network, ma.UniformSampler(), policy, alpha=alpha)
+    kinds = (one_sided, central, of_logits, central_of_logits)
+    routes = {f"{kind.__name__} {r:g}": partial(kind, relative=r) for kind in kinds for r in LENGTHS}
+    routes |= {"the route difference": difference, "the route forward": forward}
+    pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for batch in batches:
+        exact_pass, _ = training_pass(oracle, batch, "float64")
+        for precision in PRECISIONS:
+            training, v = training_pass(learner, batch, precision)
+            exact = forward(exact_pass, [value.double() for value in v])
+            for name, route in routes.items():
+                pairs.setdefault(f"{precision} {name}", []).append((route(training, v).double(), exact))
+    return {
+        name: {
+            "lowest correlation": min(torch.corrcoef(torch.stack(pair))[0, 1].item() for pair in both),
+            "mean error": float(np.mean([((ours - s).norm() / s.norm()).item() for ours, s in both])),
+        }
+        for name, both in pairs.items()
+    }
 
 
 def main(settings: Settings) -> None:
@@ -100,7 +132,7 @@ def main(settings: Settings) -> None:
     width = net.output.in_features
     assert isinstance(width, int)
     policy = ma.PolicyNetwork(width).to(device)
-    learner = ma.Learner(net, ma.TransformationSampler(), policy, lagged=True, every=4)
+    learner = ma.Learner(net, ma.TransformationSampler(), policy, lagged=True, every=4, prepare=prepare)
     task = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=5e-4, fused=device == "cuda")
     outer = torch.optim.SGD(learner.policy_parameters(), 4e-3, momentum=0.9, weight_decay=5e-4, fused=device == "cuda")
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(task, settings.steps)

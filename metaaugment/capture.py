@@ -43,6 +43,7 @@ class CapturedStep:
         self.rates = [(group, torch.tensor(float(group["lr"]), device=learner.device)) for group in groups]
         self.graphs: dict[bool, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Observation]] = {}
         self.calls = {True: 0, False: 0}
+        self.stream = torch.cuda.Stream(learner.device)
 
     def __call__(
         self, images: Tensor, labels: Tensor, validation_batches: Iterator[Batch] | None = None
@@ -70,12 +71,12 @@ class CapturedStep:
         return seen
 
     def _warm_up(self, batch: tuple[Tensor, ...]) -> Observation:
-        """A step as usual, on a stream of its own as capturing asks for."""
-        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
+        """A step as usual, on the stream that is captured later: autograd remembers streams."""
+        main = torch.cuda.current_stream()
+        self.stream.wait_stream(main)
+        with torch.cuda.stream(self.stream):
             seen = self._iterate(*batch)
-        main.wait_stream(side)
+        main.wait_stream(self.stream)
         return seen
 
     def _capture(self, batch: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Observation]:
@@ -93,7 +94,7 @@ class CapturedStep:
         steps = learner.steps
         replay.captured_states[:] = alike
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=self.stream):
                 seen = self._iterate(*static)
         finally:
             replay.captured_states.clear()

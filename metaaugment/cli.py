@@ -28,15 +28,16 @@ def ops(
     Where the output is no terminal: their names, one a line; with --space the table, columns parted by tabs.
     """
     from metaaugment.report import operations
+    from metaaugment.transformation import MAX_SIDE
 
-    if size < 1:
-        raise ValueError(f"--size is {size}; it must be at least 1")
+    if not 1 <= size <= MAX_SIDE:
+        raise ValueError(f"--size is {size}; it must be 1 to {MAX_SIDE}")
     if image is not None and picture is None:
         raise ValueError(f"--image {image} is only used with --picture FILE; name a file to draw it into")
     if picture is not None:
         operations.draw(picture, image, space or "metaaugment")
         print(picture)
-    elif sys.stdout.isatty():
+    elif sys.stdout is not None and sys.stdout.isatty():
         operations.print_table(space or "metaaugment", size)
     elif space is not None:
         print("\n".join("\t".join(row) for row in operations.level_rows(space, size)))
@@ -52,8 +53,8 @@ def bench_ops(
     """Time two functions an image, ours beside Pillow, torchvision, timm and kornia, all in one run."""
     from metaaugment.bench import ops
 
-    if seconds <= 0:
-        raise ValueError(f"--seconds is {seconds:g}; it must be above 0")
+    if not 0 < seconds < 3600:
+        raise ValueError(f"--seconds is {seconds:g}; it must be above 0, and less than an hour")
     ops.run(seconds, device, out)
 
 
@@ -67,8 +68,8 @@ def bench_step(
     """Time a plain training step and joint steps by each route, all in one run."""
     from metaaugment.bench import step
 
-    if batch < 2 or seconds <= 0:
-        raise ValueError(f"--batch is {batch} and --seconds {seconds:g}; they must be at least 2, and above 0")
+    if batch < 2 or not 0 < seconds < 3600:
+        raise ValueError(f"--batch is {batch} and --seconds {seconds:g}; they must be at least 2, and 0 to 3600")
     step.run(networks, batch, seconds, device, out)
 
 

@@ -1,5 +1,7 @@
 """e(T): what the policy network is told about a transformation."""
 
+from functools import cache
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,7 +18,7 @@ def embed(transformation: Transformation) -> Float[Tensor, "n 28"]:
     A function without a magnitude counts as one at its strongest: 11. Signs are not part of it.
     """
     t = transformation
-    # Outside the paper's functions scatter_ refuses the index, but in words of its own; on CUDA the host must not wait.
+    # On a GPU the host must not wait; there an index outside ends in scatter_'s own assertion.
     if t.first.device.type == "cpu":
         for index in (t.first, t.second):
             if (index >= K).any():
@@ -25,8 +27,13 @@ def embed(transformation: Transformation) -> Float[Tensor, "n 28"]:
                     f"it holds the paper's functions, 0 to {K - 1}"
                 )
     magnitudes = t.magnitudes.float()
-    takes_one = torch.tensor([op.magnitude for op in PAPER_OPS], device=magnitudes.device)
+    takes_one, slot = _constants(magnitudes.device)
     indices = torch.stack([t.first, t.second], dim=1).long()
     values = torch.where(takes_one[indices], magnitudes, MAX_MAGNITUDE) + 1
-    places = 2 * indices + torch.tensor([0, 1], device=indices.device)
-    return torch.zeros(len(t), 2 * K, device=magnitudes.device).scatter_(1, places, values)
+    return magnitudes.new_zeros(len(t), 2 * K).scatter_(1, 2 * indices + slot, values)
+
+
+@cache
+def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Whether each function takes a magnitude, and the offsets of first and second; copied to a device once."""
+    return torch.tensor([op.magnitude for op in PAPER_OPS], device=device), torch.tensor([0, 1], device=device)

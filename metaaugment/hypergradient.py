@@ -16,6 +16,7 @@ and `unrolled` the slow and obvious one that the others are tested against.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -26,10 +27,6 @@ from torch.nn.modules.batchnorm import _NormBase
 
 Parameters = dict[str, nn.Parameter]
 Gradient = Sequence[Tensor]
-
-# The move of `difference` as a share of ‖w‖. Longer bends with the curvature of the losses, shorter drowns in rounding;
-# measured early, midway and late in training, in float32 and under bf16 (docs/decisions.md).
-RELATIVE_STEP = 1e-3
 
 # The attribute by which a layer says that its backward pass is not the derivative of its forward pass, and by which it
 # is asked for the expectation of both.
@@ -42,8 +39,10 @@ class Pass:
 
     network: nn.Module
     parameters: Parameters
-    losses: Callable[[Callable[..., Tensor]], Float[Tensor, " n"]]  # of a network, or of a function in its place
-    at_w: Float[Tensor, " n"]  # what it gave at w
+    logits: Float[Tensor, "n classes"]  # what it gave at w
+    again: Callable[[Callable[..., Tensor]], Float[Tensor, "n classes"]]  # under a network, or a function in its place
+    losses: Callable[[Tensor], Float[Tensor, " n"]]  # of logits
+    precision: float  # the relative error of one operation
 
 
 Route = Callable[[Pass, Gradient], Float[Tensor, " n"]]
@@ -68,16 +67,18 @@ def outer_loss(alpha: Tensor, weights: Float[Tensor, " n"], alignment: Float[Ten
 
 
 def difference(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
-    """One more forward pass of the unmodified module: s ≈ (L_i(w + h v) − L_i(w)) / h.
+    """One more forward pass of the unmodified module, at w + h v.
 
-    It is the derivative in the middle of the way, at w + h v / 2, up to the square of h.
+    Only the network is differenced; the loss is differentiated exactly at its logits z: s_i = ⟨∇ℓ(z_i), Δz_i⟩ / h. So
+    the curvature of the loss, most of the curvature there is, does not enter, and the move can be long enough to stand
+    out of the rounding.
     """
     refuse_shaking(training.network)
     parameters = list(training.parameters.values())
-    h = RELATIVE_STEP * norm(parameters) / norm(v).clamp(min=torch.finfo(v[0].dtype).tiny)
+    h = step_length(training, v)
     with torch.no_grad(), moved(parameters, v, h):
-        ahead = training.losses(training.network)
-    return (ahead.to(training.at_w.dtype) - training.at_w.detach()) / h
+        ahead = training.again(training.network)
+    return along_logits(training, (ahead - training.logits.detach()) / h)
 
 
 def forward(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
@@ -85,22 +86,51 @@ def forward(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
     with torch.no_grad(), forward_ad.dual_level():
         tangents = zip(training.parameters.items(), v, strict=True)
         dual = {name: forward_ad.make_dual(w.detach(), tangent.to(w.dtype)) for (name, w), tangent in tangents}
-        losses = training.losses(at(training.network, dual))
-        tangent = forward_ad.unpack_dual(losses).tangent
-    return torch.zeros_like(training.at_w) if tangent is None else tangent
+        tangent = forward_ad.unpack_dual(training.again(at(training.network, dual))).tangent
+    return along_logits(training, torch.zeros_like(training.logits) if tangent is None else tangent)
 
 
 def unrolled(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
     """Backward through the backward pass of the inner update: s is the derivative of ⟨Jᵀ V, v⟩ in V."""
     w = {name: parameter.detach().requires_grad_() for name, parameter in training.parameters.items()}
     with torch.enable_grad():
-        losses = training.losses(at(training.network, w))
+        losses = training.losses(training.again(at(training.network, w)))
         weights = torch.ones_like(losses, requires_grad=True)
-        inputs = list(w.values())
-        g = torch.autograd.grad(losses, inputs, weights, create_graph=True, allow_unused=True)
+        g = torch.autograd.grad(losses, list(w.values()), weights, create_graph=True, allow_unused=True)
         used = [(gradient, direction) for gradient, direction in zip(g, v, strict=True) if gradient is not None]
         along = torch.stack([(gradient * direction).sum() for gradient, direction in used]).sum()
     return torch.autograd.grad(along, weights)[0]
+
+
+def along_logits(training: Pass, change: Float[Tensor, "n classes"]) -> Float[Tensor, " n"]:
+    """⟨∇ℓ(z_i), change_i⟩: how the loss of each sample changes with its logits."""
+    logits = training.logits.detach().to(change.dtype).requires_grad_()
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(training.losses(logits).sum(), logits)
+    return (gradient * change).flatten(1).sum(1)
+
+
+def step_length(training: Pass, v: Gradient) -> Tensor:
+    """h for which the move h v has the length precision^(2/3), each tensor of w measured against its own size.
+
+    A long move crosses kinks of the network's ReLUs, an error that grows with the root of the length; a short one drowns
+    in rounding, precision / length. They are equal at that power. Measured early, midway and late in training, in
+    float32, tf32 and bf16 (docs/decisions.md).
+
+    Measured against ‖w‖ as a whole, a gradient that sits in a few small tensors would move them too far, as it does at
+    initialization. The size of a vector (a bias, a scale) is that of one filled with ones, at the least.
+    """
+    w: list[Tensor] = list(training.parameters.values())
+    size = torch.stack(torch._foreach_norm(w))
+    least = _constant(tuple(p.numel() ** 0.5 if p.ndim < 2 else torch.finfo(p.dtype).tiny for p in w), size.device)
+    share = torch.stack(torch._foreach_norm(list(v))) / torch.maximum(size, least.to(size.dtype))
+    return training.precision ** (2 / 3) / share.norm().clamp(min=torch.finfo(size.dtype).tiny)
+
+
+@cache
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Numbers on a device, copied there once: the host waits for a copy, and a captured step cannot have one."""
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 ROUTES: dict[str, Route] = {"difference": difference, "forward": forward, "unrolled": unrolled}

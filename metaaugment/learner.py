@@ -51,6 +51,7 @@ class Observation:
     outputs: Float[Tensor, " n"]  # P, raw
     weights: Float[Tensor, " n"]  # V = P / ΣP
     losses: Float[Tensor, " n"]
+    logits: Float[Tensor, "n classes"] = field(repr=False)
     inputs: Tensor = field(repr=False)  # the images as the network got them
     replay: Replay = field(repr=False)
     alignment: Float[Tensor, " n"] | None = None  # s, on steps that update the policy
@@ -171,7 +172,7 @@ class Learner:
         outputs, weights = self._judge(features, t)
         self.sampler.record(t, outputs.detach(), losses.detach())
         self.steps += 1
-        return Observation(images, labels, t, features, outputs, weights, losses, inputs, replay)
+        return Observation(images, labels, t, features, outputs, weights, losses, logits, inputs, replay)
 
     @property
     def due(self) -> bool:
@@ -195,7 +196,8 @@ class Learner:
         with undisturbed(network), moved(list(self.parameters.values()), g, -self.alpha.detach()):
             v = self._validation_gradient(seen, images, labels)
         add_up(v)
-        training = Pass(network, self.parameters, self._again(seen), seen.losses)
+        precision = seen.replay.rounding(self.alpha.dtype)
+        training = Pass(network, self.parameters, seen.logits, self._again(seen), self._losses_of(seen), precision)
         seen.alignment = self.route(training, v)
         learned = self.policy_parameters()
         loss = outer_loss(self.alpha, seen.weights, seen.alignment)
@@ -290,11 +292,18 @@ class Learner:
         return self._judge(features, seen.transformation)[1]
 
     def _again(self, seen: Observation) -> Callable[[Callable[..., Tensor]], Tensor]:
-        """The training pass, for the routes: the losses of the same images under another network."""
+        """The training pass once more, for the routes: the logits of the same images under another network."""
 
-        def losses(network: Callable[..., Tensor]) -> Tensor:
+        def logits(network: Callable[..., Tensor]) -> Tensor:
             with seen.replay.again(), undisturbed(bare(self.network)):
-                return self.loss(network(seen.inputs), seen.labels)
+                return network(seen.inputs).to(self.alpha.dtype)
+
+        return logits
+
+    def _losses_of(self, seen: Observation) -> Callable[[Tensor], Tensor]:
+        def losses(logits: Tensor) -> Tensor:
+            with torch.autocast(self.device.type, enabled=False):
+                return self.loss(logits, seen.labels)
 
         return losses
 

@@ -68,7 +68,7 @@ class UniformPolicy(nn.Module):
     """Every sample counts the same; nothing is learned."""
 
     def forward(self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"]) -> Float[Tensor, " n"]:
-        return torch.ones(len(embedding), device=embedding.device)
+        return embedding.new_ones(len(embedding))
 
 
 def check_features(features: Tensor, layer: nn.Linear) -> None:

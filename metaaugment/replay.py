@@ -46,6 +46,14 @@ class Replay:
                     torch.cuda.set_rng_state(self.cuda_state, self.device)
                 yield
 
+    def rounding(self, dtype: torch.dtype) -> float:
+        """The relative error of one operation of the pass, in a network whose parameters have this dtype."""
+        if self.autocast:
+            return torch.finfo(self.precision).eps
+        if dtype == torch.float32 and self.device.type == "cuda" and torch.backends.cudnn.allow_tf32:
+            return 2**-10  # tf32
+        return torch.finfo(dtype).eps
+
     def _capturing(self) -> bool:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 

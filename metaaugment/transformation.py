@@ -1,7 +1,7 @@
 """A batch of transformations T_{j,k}^{m1,m2} as a value, and what it does to a batch of images."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -14,9 +14,11 @@ from metaaugment.ops import MAX_MAGNITUDE, OPS, Space, eager, find_space
 
 # Pillow's fixed-point coordinates reach 32,768; a shear by one doubles the side.
 MAX_SIDE = 16_383
+INDEX_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Transformation:
     """For each of n samples two functions in order, with all that was drawn for them.
 
@@ -35,18 +37,29 @@ class Transformation:
     positions: Float[Tensor, "n 2 2"] | None = None
 
     def __post_init__(self) -> None:
-        n = len(self.first)
+        self._check_kinds()
+        self._check_values()
+
+    def _check_kinds(self) -> None:
+        """Types and shapes, which can be looked at without waiting for a device."""
+        n = len(self.first) if isinstance(self.first, Tensor) and self.first.ndim else 0
         fields = {"first": (n,), "second": (n,), "magnitudes": (n, 2), "signs": (n, 2), "positions": (n, 2, 2)}
         for name, shape in fields.items():
             value = getattr(self, name)
             if name == "positions" and value is None:
                 continue
+            if not isinstance(value, Tensor) or value.dtype.is_complex or value.dtype == torch.bool:
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"{name} is {kind}; it must be a tensor of real numbers")
             if tuple(value.shape) != shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}; for {n} samples it must be {shape}")
         for name in ("first", "second"):
+            if getattr(self, name).dtype not in INDEX_TYPES:
+                raise ValueError(f"{name} has dtype {getattr(self, name).dtype}; function indices must be integers")
+
+    def _check_values(self) -> None:
+        for name in ("first", "second"):
             value = getattr(self, name)
-            if value.dtype.is_floating_point or value.dtype == torch.bool:
-                raise ValueError(f"{name} has dtype {value.dtype}; function indices must be integers")
             _refuse(value, (value < 0) | (value >= len(OPS)), f"{name} holds the function index",
                     f"indices are 0 to {len(OPS) - 1}, the places in metaaugment.OPS")  # fmt: skip
         _refuse(self.magnitudes, ~((self.magnitudes >= 0) & (self.magnitudes <= MAX_MAGNITUDE)),
@@ -59,8 +72,11 @@ class Transformation:
     def __len__(self) -> int:
         return len(self.first)
 
-    def __getitem__(self, samples: slice | Tensor) -> "Transformation":
-        """The transformations of some of the samples."""
+    def __getitem__(self, samples: int | slice | Tensor) -> "Transformation":
+        """The transformations of some of the samples; of one, as a batch of one."""
+        if isinstance(samples, int):
+            samples = range(len(self))[samples]
+            samples = slice(samples, samples + 1)
         return self._map(lambda value: value[samples])
 
     def to(self, device: torch.device | str) -> "Transformation":
@@ -73,11 +89,15 @@ class Transformation:
         cls, first: Int[Tensor, " n"], second: Int[Tensor, " n"], generator: torch.Generator | None = None
     ) -> "Transformation":
         """Draw what two given functions a sample leave open: magnitudes ~ U(0, 10), fair signs, positions."""
-        n, device = len(first), first.device
-        magnitudes = torch.rand(n, 2, generator=generator, device=device) * MAX_MAGNITUDE
+        n, device = len(first), getattr(first, "device", None)
+        magnitudes = torch.rand(n, 2, generator=generator, device=device, dtype=torch.float32) * MAX_MAGNITUDE
         signs = torch.randint(0, 2, (n, 2), generator=generator, device=device, dtype=torch.int8) * 2 - 1
-        positions = torch.rand(n, 2, 2, generator=generator, device=device)
-        return cls._trusted(first, second, magnitudes, signs, positions)
+        positions = torch.rand(n, 2, 2, generator=generator, device=device, dtype=torch.float32)
+        drawn = cls._trusted(first, second, magnitudes, signs, positions)
+        drawn._check_kinds()
+        if drawn.first.device.type == "cpu":
+            drawn._check_values()
+        return drawn
 
     @classmethod
     def _trusted(cls, *values: Tensor | None) -> "Transformation":
@@ -115,13 +135,20 @@ def apply(
         if images.device.type == "cpu":  # elsewhere the check would make the host wait; there values are cut off
             _refuse(images, ~((images >= 0) & (images <= 1)), "images holds", "floating-point images lie in [0, 1]")
         pixels = (images.float() * 255).round_().nan_to_num_().clamp_(0, 255).to(torch.uint8)
-        return apply(pixels, transformation, space, fill).to(images.dtype) / 255
+        return apply(pixels, transformation, space, colors).to(images.dtype) / 255
     if len(images) == 0:
         return images.clone()
     t = transformation.to(images.device)
-    positions = torch.full((len(t), 2, 2), 0.5, device=images.device) if t.positions is None else t.positions
+    middle = torch.full((len(t), 2, 2), 0.5, dtype=torch.float32, device=images.device)
+    positions = middle if t.positions is None else t.positions
     return _backend(images.device.type).apply_functions(
-        images.contiguous(), torch.stack([t.first, t.second], 1), t.magnitudes, t.signs, positions, space, colors
+        images.contiguous(),
+        torch.stack([t.first.long(), t.second.long()], 1),
+        t.magnitudes,
+        t.signs,
+        positions,
+        space,
+        colors,
     )
 
 
@@ -137,7 +164,11 @@ def _backend(device_type: str) -> ModuleType:
 
 
 def _check_images(images: Tensor, transformation: Transformation) -> None:
-    if images.dtype != torch.uint8 and not images.dtype.is_floating_point:
+    if not isinstance(images, Tensor):
+        raise ValueError(f"images is a {type(images).__name__}; give a torch tensor")
+    if not isinstance(transformation, Transformation):
+        raise ValueError(f"transformation is a {type(transformation).__name__}; give a metaaugment.Transformation")
+    if images.dtype != torch.uint8 and images.dtype not in FLOAT_TYPES:
         raise ValueError(f"images has dtype {images.dtype}; use torch.uint8, or floating point in [0, 1]")
     if images.ndim != 4:
         raise ValueError(f"images has shape {tuple(images.shape)}; a batch is [n, channels, height, width]")
@@ -151,8 +182,12 @@ def _check_images(images: Tensor, transformation: Transformation) -> None:
 
 
 def _check_fill(fill: int | Sequence[int], channels: int) -> tuple[int, ...]:
-    colors = tuple(fill) if isinstance(fill, Iterable) else (fill,) * channels
-    if len(colors) != channels or not all(0 <= color <= 255 and color == int(color) for color in colors):
+    try:
+        colors = torch.as_tensor(fill, dtype=torch.float64).tolist()
+    except (TypeError, ValueError, RuntimeError):
+        colors = None
+    colors = [colors] * channels if isinstance(colors, float) else colors
+    if colors is None or len(colors) != channels or not all(color in range(256) for color in colors):
         raise ValueError(
             f"fill is {fill}; for images of {channels} channels it is one whole number in 0 to 255, or {channels}"
         )
@@ -162,4 +197,5 @@ def _check_fill(fill: int | Sequence[int], channels: int) -> tuple[int, ...]:
 def _refuse(value: Tensor, wrong: Tensor, what: str, allowed: str) -> None:
     """Raise with the first wrong value, if there is one."""
     if wrong.any():
-        raise ValueError(f"{what} {value[wrong][0].item():g}; {allowed}")
+        found = value[wrong][0].item()
+        raise ValueError(f"{what} {found if isinstance(found, int) else format(found, '.9g')}; {allowed}")

@@ -103,7 +103,7 @@ def invert(images: Images, argument: Argument) -> Images:
 
 def brightness(images: Images, argument: Argument) -> Images:
     """Blend with black."""
-    black = torch.zeros((), device=images.device)
+    black = torch.zeros((), dtype=torch.float32, device=images.device)
     return look_up(images, blend(black, _levels(images, torch.float32), argument[:, None, None]))
 
 

@@ -5,6 +5,7 @@ reproducing them comes from there. A space is therefore data: one level a functi
 the fused kernel reads the same numbers as the PyTorch one and the table can be printed.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,7 +25,11 @@ ROUNDINGS = ("none", "truncate", "nearest")
 
 @dataclass(frozen=True)
 class Level:
-    """argument = around + sign · round((start + slope · m) · unit / of), the sign only where `signed`."""
+    """argument = around + sign · round((start + slope · m) · unit / of), the sign only where `signed`.
+
+    Computed in float64 from m as it is given. Levels that a system counts in steps, such as 5 of 30, should be given
+    as float64 magnitudes: a third is a little less in float32, and truncation shows it.
+    """
 
     slope: float
     start: float = 0.0
@@ -33,6 +38,13 @@ class Level:
     of: float = 1.0  # what `start` and `slope` are stated for: a size, or a power of ten that keeps them exact
     rounding: str = "none"
     signed: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (("per", self.per, UNITS), ("rounding", self.rounding, ROUNDINGS)):
+            if value not in allowed:
+                raise ValueError(f"a level's {name} is {value!r}; choose one of {', '.join(allowed)}")
+        if not all(map(math.isfinite, (self.slope, self.start, self.around))) or not 0 < self.of < math.inf:
+            raise ValueError(f"{self} has a number that is not finite, or an `of` that is not above 0")
 
     def row(self) -> list[float]:
         codes = UNITS.index(self.per), self.of, ROUNDINGS.index(self.rounding), self.signed
@@ -51,9 +63,12 @@ class Space:
         missing = [op.name for op in OPS if op.magnitude and op.name not in self.levels]
         if missing:
             raise ValueError(f"space {self.name!r} has no level for {', '.join(missing)}; give each function one")
+        unknown = set(self.levels) - {op.name for op in OPS if op.magnitude}
+        if unknown:
+            raise ValueError(f"space {self.name!r} has a level for {', '.join(sorted(unknown))}, which takes none")
 
     def __hash__(self) -> int:
-        return hash((self.name, tuple(self.levels.items())))
+        return hash((self.name, frozenset(self.levels.items())))
 
     def arguments(
         self,
@@ -65,7 +80,8 @@ class Space:
     ) -> Float[Tensor, "*n"]:
         """The argument of each function, in float64 as Pillow's own Python would compute it."""
         around, start, slope, per, of, rounding, signed = level_table(self, ops.device)[ops.long()].unbind(-1)
-        unit = torch.where(per == 1, width, torch.where(per == 2, height, 1.0))
+        of_width, of_height = (per == 1).double(), (per == 2).double()
+        unit = of_width * width + of_height * height + (1 - of_width - of_height)
         value = (magnitudes.double() * slope + start) * unit / of
         value = torch.where(rounding == 1, value.trunc(), torch.where(rounding == 2, value.round(), value))
         return around + torch.where(signed == 1, signs.double(), 1.0) * value
@@ -167,13 +183,13 @@ SPACES: dict[str, Space] = {
         Space(
             "trivialaugment-wide",
             {
-                "Rotate": Level(13.5, signed=True),
+                "Rotate": Level(13.5, rounding="truncate", signed=True),
                 "Posterize": Level(-0.6, around=8, rounding="truncate"),  # 8 to 2 bits
                 "Solarize": Level(-25.6, around=256, rounding="truncate"),
                 **_enhance(Level(0.199, start=0.01)),
                 **_both("Shear", Level(0.099, signed=True)),
-                **_both("Translate", Level(3.2, signed=True)),  # 32 pixels, whatever the size
-                "Cutout": _CUTOUT,
+                **_both("Translate", Level(3.2, rounding="truncate", signed=True)),  # 32 pixels, whatever the size
+                "Cutout": Level(6.0, per="width", of=100, rounding="truncate"),
             },
             "TrivialAugment's wide space",
         ),
@@ -185,6 +201,6 @@ def find_space(space: str | Space) -> Space:
     """A space by its name; a space of the user's own is returned as it is."""
     if isinstance(space, Space):
         return space
-    if space not in SPACES:
+    if not isinstance(space, str) or space not in SPACES:
         raise ValueError(f"unknown space {space!r}; choose one of {', '.join(SPACES)}")
     return SPACES[space]

@@ -70,6 +70,8 @@ def draw(file: Path, image: Path | None, space: str | Space) -> None:
     from matplotlib.figure import Figure
 
     space = find_space(space)
+    if not file.suffix or file.is_dir():
+        raise ValueError(f"--picture {file} is no name for a picture; give it an ending such as .png")
     photo = _square(image)
     columns = len(PICTURE_MAGNITUDES)
     figure = Figure(figsize=(2 * columns * 1.15 + 1.2, 7 * 1.25), layout="constrained")
@@ -107,8 +109,8 @@ def _square(file: Path | None) -> Tensor:
     else:
         try:
             photo = Image.open(file).convert("RGB")
-        except UnidentifiedImageError:
-            raise ValueError(f"{file} cannot be read as an image; give a file that Pillow opens") from None
+        except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError) as error:
+            raise ValueError(f"{file} cannot be read as an image ({error}); give one that Pillow opens") from None
     side = min(photo.size)
     left, top = (photo.width - side) // 2, (photo.height - side) // 2
     small = photo.resize((PICTURE_SIDE, PICTURE_SIDE), box=(left, top, left + side, top + side))
