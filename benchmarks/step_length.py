@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import metaaugment as ma
 from metaaugment.hypergradient import Gradient, Pass, along_logits, difference, forward, moved, norm, step_length
 
-LENGTHS = (1e-5, 1e-4, 1e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
+LENGTHS = (1e-5, 1e-4, 1e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 PRECISIONS = ("float32", "tf32", "bf16") if torch.cuda.is_available() else ("float32", "bf16")
 
 
@@ -62,7 +62,7 @@ def central_of_logits(training: Pass, v: Gradient, relative: float) -> Tensor:
 
 def moved_logits(training: Pass, v: Gradient, relative: float) -> tuple[Tensor, Tensor]:
     parameters = list(training.parameters.values())
-    h = relative * step_length(training, v) / training.precision ** (2 / 3)
+    h = relative * step_length(training, v) / (0.5 * training.precision ** (2 / 3))
     with torch.no_grad(), moved(parameters, v, h):
         return training.again(training.network), h
 

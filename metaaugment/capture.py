@@ -4,6 +4,7 @@ At the paper's batch of 128 small networks wait for kernels to be launched; repl
 an ordinary loop without it.
 """
 
+import gc
 from collections.abc import Iterator
 from itertools import chain
 
@@ -16,8 +17,8 @@ from metaaugment.learner import Batch, Learner, Observation
 
 # Steps of each kind that run as usual first: optimizers make their state, cuDNN and Triton choose and compile.
 WARM_UP = 3
-# Passes of one step that draw the same numbers: the training pass and the alignment's.
-ALIKE = 2
+# Passes of one step that draw the same numbers: the training pass and, at the most, two for the alignment.
+ALIKE = 3
 
 
 class CapturedStep:
@@ -93,10 +94,12 @@ class CapturedStep:
             graph.register_generator_state(learner.generator)
         steps = learner.steps
         replay.captured_states[:] = alike
+        gc.disable()  # what it frees meanwhile, another graph for one, would break the capture
         try:
             with torch.cuda.graph(graph, stream=self.stream):
                 seen = self._iterate(*static)
         finally:
+            gc.enable()
             replay.captured_states.clear()
             learner.steps = steps
         return graph, static, seen

@@ -111,9 +111,9 @@ def along_logits(training: Pass, change: Float[Tensor, "n classes"]) -> Float[Te
 
 
 def step_length(training: Pass, v: Gradient) -> Tensor:
-    """h for which the move h v has the length precision^(2/3), each tensor of w measured against its own size.
+    """h for which the move h v has the length ½ precision^(2/3), each tensor of w measured against its own size.
 
-    A long move crosses kinks of the network's ReLUs, an error that grows with the root of the length; a short one drowns
+    A long move crosses kinks of the ReLUs, an error that grows with the root of the length; a short one drowns
     in rounding, precision / length. They are equal at that power. Measured early, midway and late in training, in
     float32, tf32 and bf16 (docs/decisions.md).
 
@@ -124,7 +124,7 @@ def step_length(training: Pass, v: Gradient) -> Tensor:
     size = torch.stack(torch._foreach_norm(w))
     least = _constant(tuple(p.numel() ** 0.5 if p.ndim < 2 else torch.finfo(p.dtype).tiny for p in w), size.device)
     share = torch.stack(torch._foreach_norm(list(v))) / torch.maximum(size, least.to(size.dtype))
-    return training.precision ** (2 / 3) / share.norm().clamp(min=torch.finfo(size.dtype).tiny)
+    return 0.5 * training.precision ** (2 / 3) / share.norm().clamp(min=torch.finfo(size.dtype).tiny)
 
 
 @cache

@@ -52,7 +52,7 @@ def test_ops_draws_a_picture(tmp_path: Path) -> None:
     ("args", "sentence"),
     [
         (["ops", "--space", "nope"], "unknown space 'nope'; choose one of metaaugment,"),
-        (["ops", "--size", "0"], "--size is 0; it must be at least 1"),
+        (["ops", "--size", "0"], "--size is 0; it must be 1 to 16383"),
         (["ops", "--image", "cat.png"], "only used with --picture"),
         (["ops", "--picture", "x.png", "--image", "no-such.png"], "no-such.png: No such file"),
         (["ops", "--picture", "x.png", "--image", __file__], "cannot be read as an image"),

@@ -183,7 +183,8 @@ def captured_plain(step: Callable[..., None], batch: tuple[Tensor, Tensor]) -> C
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step(*batch)
-    return graph.replay
+    # With what the graph works on: the step's network and optimizer, and the batch.
+    return lambda step=step, batch=batch: graph.replay()
 
 
 def report(name: str, batch: int, device: str, figures: list[Figure]) -> Table:
