@@ -129,9 +129,9 @@ def main(settings: Settings) -> None:
         return images[chosen], labels[chosen]
 
     net = ma.network(settings.network, 10).to(device)
-    width = net.output.in_features
-    assert isinstance(width, int)
-    policy = ma.PolicyNetwork(width).to(device)
+    head = net.get_submodule("output")
+    assert isinstance(head, nn.Linear)
+    policy = ma.PolicyNetwork(head.in_features).to(device)
     learner = ma.Learner(net, ma.TransformationSampler(), policy, lagged=True, every=4, prepare=prepare)
     task = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=5e-4, fused=device == "cuda")
     outer = torch.optim.SGD(learner.policy_parameters(), 4e-3, momentum=0.9, weight_decay=5e-4, fused=device == "cuda")

@@ -75,7 +75,7 @@ def prepare(images: Tensor) -> Tensor:
     return (images - float(BACKGROUND)) / 50
 
 
-def learn(seed: int, steps: int = 400) -> dict[str, float]:
+def learn(seed: int, steps: int = 500) -> dict[str, float]:
     """Train once; how well weights tell moved samples whose pattern is gone from those that still show it."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -85,8 +85,8 @@ def learn(seed: int, steps: int = 400) -> dict[str, float]:
         network, MoveHalf(), ma.PolicyNetwork(64), lagged=True, prepare=prepare, generator=generator, fill=BACKGROUND
     )
     task = torch.optim.SGD(network.parameters(), 0.02, momentum=0.9, weight_decay=5e-4)
-    policy = torch.optim.Adam(learner.policy_parameters(), 5e-4)
-    batches, held_out = train.batches(128, generator), validation.batches(256, generator)
+    policy = torch.optim.Adam(learner.policy_parameters(), 3e-4)
+    batches, held_out = train.batches(128, generator), validation.batches(512, generator)
     for _ in range(steps):
         learner.step(*next(batches), task, policy, held_out)
     return judge(learner, fresh)

@@ -17,8 +17,8 @@ from metaaugment.learner import Batch, Learner, Observation
 
 # Steps of each kind that run as usual first: optimizers make their state, cuDNN and Triton choose and compile.
 WARM_UP = 3
-# Passes of one step that draw the same numbers: the training pass and, at the most, two for the alignment.
-ALIKE = 3
+# Passes of one step that draw the same numbers: the training pass and the alignment's, or a look and a second look.
+ALIKE = 2
 
 
 class CapturedStep:
@@ -85,15 +85,16 @@ class CapturedStep:
         static = tuple(value.clone() for value in batch)
         graph = torch.cuda.CUDAGraph()
         generator = torch.cuda.default_generators[learner.device.index or 0]
-        alike = [generator.clone_state() for _ in range(ALIKE)]
-        seed = int(torch.randint(0, 2**62, ()))
-        for state in alike:
-            state.manual_seed(seed)
-            graph.register_generator_state(state)
+        for series in ("network", "extractor"):
+            seed = int(torch.randint(0, 2**62, ()))
+            alike = [generator.clone_state() for _ in range(ALIKE)]
+            for state in alike:
+                state.manual_seed(seed)
+                graph.register_generator_state(state)
+            replay.captured_states[series] = alike
         if learner.generator is not generator:
             graph.register_generator_state(learner.generator)
         steps = learner.steps
-        replay.captured_states[:] = alike
         gc.disable()  # what it frees meanwhile, another graph for one, would break the capture
         try:
             with torch.cuda.graph(graph, stream=self.stream):

@@ -32,7 +32,15 @@ def add_up(tensors: Sequence[Tensor]) -> None:
 
 def bare(network: nn.Module) -> nn.Module:
     """The network inside DistributedDataParallel, whose reducer counts on one backward pass a forward pass."""
-    return network.module if isinstance(network, DistributedDataParallel) else network
+    inner = getattr(network, "_orig_mod", network)  # of torch.compile
+    return inner.module if isinstance(inner, DistributedDataParallel) else network
+
+
+def agree(tensors: Sequence[Tensor]) -> None:
+    """Give all processes the first one's values, as DistributedDataParallel does for the network."""
+    if world_size() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor.data, 0)
 
 
 class _Total(torch.autograd.Function):

@@ -33,7 +33,7 @@ class Features:
     def watched(self) -> Iterator[None]:
         """Passes inside are watched."""
         self._last = None
-        hooks = [module.register_forward_pre_hook(self._keep) for module in self.layers]
+        hooks = [module.register_forward_pre_hook(self._keep, with_kwargs=True) for module in self.layers]
         try:
             yield
         finally:
@@ -52,6 +52,8 @@ class Features:
             return features.mean((2, 3))
         return features.mean(1) if features.ndim == 3 else features
 
-    def _keep(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if inputs and isinstance(inputs[0], torch.Tensor):
-            self._last = (layer, inputs[0])
+    def _keep(self, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        for value in (*inputs, *named.values()):
+            if isinstance(value, torch.Tensor):
+                self._last = (layer, value)
+                return

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
 Parameters = dict[str, nn.Parameter]
 Gradient = Sequence[Tensor]
@@ -50,12 +50,15 @@ Route = Callable[[Pass, Gradient], Float[Tensor, " n"]]
 
 def inner_gradient(
     losses: Float[Tensor, " n"], weights: Float[Tensor, " n"], parameters: Parameters, retain_graph: bool
-) -> list[Tensor]:
-    """Eq. 2: g = Σ V_i ∇L_i(w), with zeros for parameters that have no part in the losses."""
-    inputs = list(parameters.values())
+) -> list[Tensor | None]:
+    """Eq. 2: g = Σ V_i ∇L_i(w), with None for parameters that have no part in the losses."""
     weighted = (weights.detach() * losses).sum()
-    gradient = torch.autograd.grad(weighted, inputs, retain_graph=retain_graph, allow_unused=True)
-    return [torch.zeros_like(w) if g is None else g for w, g in zip(inputs, gradient, strict=True)]
+    return list(torch.autograd.grad(weighted, list(parameters.values()), retain_graph=retain_graph, allow_unused=True))
+
+
+def filled(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Zeros for None."""
+    return [torch.zeros_like(w) if g is None else g for w, g in zip(parameters, gradient, strict=True)]
 
 
 def outer_loss(alpha: Tensor, weights: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
@@ -86,7 +89,12 @@ def forward(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
     with torch.no_grad(), forward_ad.dual_level():
         tangents = zip(training.parameters.items(), v, strict=True)
         dual = {name: forward_ad.make_dual(w.detach(), tangent.to(w.dtype)) for (name, w), tangent in tangents}
-        tangent = forward_ad.unpack_dual(training.again(at(training.network, dual))).tangent
+        try:
+            tangent = forward_ad.unpack_dual(training.again(at(training.network, dual))).tangent
+        except NotImplementedError as error:
+            raise NotImplementedError(
+                f"a layer has no forward mode, which route='forward' needs; use route='difference' ({error})"
+            ) from error
     return along_logits(training, torch.zeros_like(training.logits) if tangent is None else tangent)
 
 
@@ -118,11 +126,12 @@ def step_length(training: Pass, v: Gradient) -> Tensor:
     float32, tf32 and bf16 (docs/decisions.md).
 
     Measured against ‖w‖ as a whole, a gradient that sits in a few small tensors would move them too far, as it does at
-    initialization. The size of a vector (a bias, a scale) is that of one filled with ones, at the least.
+    initialization. A tensor that is zero or tiny (a fresh head, a layer scale) counts as one of rows of length one, a
+    vector as one filled with ones.
     """
     w: list[Tensor] = list(training.parameters.values())
     size = torch.stack(torch._foreach_norm(w))
-    least = _constant(tuple(p.numel() ** 0.5 if p.ndim < 2 else torch.finfo(p.dtype).tiny for p in w), size.device)
+    least = _constant(tuple((p.numel() if p.ndim < 2 else len(p)) ** 0.5 for p in w), size.device)
     share = torch.stack(torch._foreach_norm(list(v))) / torch.maximum(size, least.to(size.dtype))
     return 0.5 * training.precision ** (2 / 3) / share.norm().clamp(min=torch.finfo(size.dtype).tiny)
 
@@ -155,25 +164,33 @@ def moved(parameters: Sequence[Tensor], direction: Gradient, length: Tensor) -> 
 
 
 @contextmanager
-def undisturbed(network: nn.Module) -> Iterator[None]:
-    """Passes inside leave no trace in running statistics or any other buffer.
+def undisturbed(network: nn.Module, buffers: "Buffers | None" = None) -> Iterator[None]:
+    """Passes inside leave no trace in running statistics or any other buffer, and start from `buffers` if given.
 
     Not by restoring them: a graph kept over the training pass would call a buffer that was written since invalid.
     Batch normalisation is told not to track; other modules work on copies.
     """
-    tracking = [m for m in network.modules() if isinstance(m, _NormBase) and m.training and m.track_running_stats]
-    others = [(m, dict(m._buffers)) for m in network.modules() if m._buffers and not isinstance(m, _NormBase)]
+    tracking = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
+    now = other_buffers(network)
     try:
         for module in tracking:
             module.track_running_stats = False
-        for module, buffers in others:
-            module._buffers.update({name: b if b is None else b.clone() for name, b in buffers.items()})
+        for module, kept in (now if buffers is None else buffers).items():
+            module._buffers.update({name: b if b is None else b.clone() for name, b in kept.items()})
         yield
     finally:
         for module in tracking:
             module.track_running_stats = True
-        for module, buffers in others:
-            module._buffers.update(buffers)
+        for module, kept in now.items():
+            module._buffers.update(kept)
+
+
+Buffers = dict[nn.Module, dict[str, Tensor | None]]
+
+
+def other_buffers(network: nn.Module) -> Buffers:
+    """The buffers of all modules but batch normalisation, which does not read its own in training."""
+    return {m: dict(m._buffers) for m in network.modules() if m._buffers and not isinstance(m, _BatchNorm)}
 
 
 @contextmanager
@@ -204,8 +221,12 @@ def refuse_shaking(network: nn.Module) -> None:
 
 def at(network: nn.Module, parameters: dict[str, Tensor]) -> Callable[..., Tensor]:
     """The network as a function at other parameters, its buffers copied so that the pass leaves no trace in them."""
-    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    return lambda images: functional_call(network, (parameters, buffers), (images,))
+
+    def call(images: Tensor) -> Tensor:
+        buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+        return functional_call(network, (parameters, buffers), (images,))
+
+    return call
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:

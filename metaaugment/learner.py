@@ -1,5 +1,6 @@
 """Algorithm 1: task network, sampler, policy and its eyes, put together for any training loop."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,16 +12,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from metaaugment.distributed import add_up, bare, world_size
+from metaaugment.distributed import add_up, agree, bare, total, world_size
 from metaaugment.embedding import embed
 from metaaugment.features import Features
 from metaaugment.hypergradient import (
     ROUTES,
+    Buffers,
     Pass,
     at_expectation,
+    filled,
     inner_gradient,
     moved,
     norm,
+    other_buffers,
     outer_loss,
     undisturbed,
 )
@@ -54,9 +58,11 @@ class Observation:
     logits: Float[Tensor, "n classes"] = field(repr=False)
     inputs: Tensor = field(repr=False)  # the images as the network got them
     replay: Replay = field(repr=False)
+    buffers: Buffers = field(repr=False)  # of the network, from before its pass
+    eyes: Replay | None = field(default=None, repr=False)  # the pass of an extractor of the policy's own
     alignment: Float[Tensor, " n"] | None = None  # s, on steps that update the policy
     policy_moved: bool = False  # since the weights were computed
-    gradient: list[Tensor] | None = field(default=None, repr=False)  # Eq. 2's, where it stands in for Eq. 4's
+    gradient: list[Tensor | None] | None = field(default=None, repr=False)  # Eq. 2's, where it stands in for Eq. 4's
 
 
 class Learner:
@@ -115,10 +121,12 @@ class Learner:
         if route not in ROUTES:
             raise ValueError(f"unknown route {route!r}; choose one of {', '.join(ROUTES)}")
         for name, value in (("every", every), ("copies", copies)):
-            if value < 1 or value != int(value):
-                raise ValueError(f"{name} is {value}; it must be a whole number of at least 1")
-        if alpha < 0:
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha is {alpha:g}; a step size starts at 0 or above")
+        if getattr(network, "static_graph", False):
+            raise ValueError("static_graph=True of DistributedDataParallel fits one backward pass a step; leave it out")
         self.parameters = {name: w for name, w in bare(network).named_parameters() if w.requires_grad}
         if not self.parameters:
             raise ValueError("no parameter of the network requires a gradient; there is nothing to train")
@@ -146,6 +154,7 @@ class Learner:
         self.not_finite: Tensor | None = None
         self._skipped = torch.zeros((), dtype=torch.long, device=like.device)
         self._checked: set[str] = set()
+        agree([*self.policy_parameters(), *self.policy.buffers()])
 
     # -- what a loop calls ------------------------------------------------------------------------------------------
 
@@ -161,18 +170,20 @@ class Learner:
             images = apply(images, t, self.space, self.fill)
             images = self.after(images) if self.after else images
             inputs = self.prepare(images)
-        replay = Replay(self.device)
+        replay, eyes, buffers = Replay(self.device), None, self._buffers()
         with replay.first(), self.features.watched():
             logits = self.network(inputs)
             losses = self._losses(logits, labels, "training")
-            if self.extractor is not None:
+        if self.extractor is not None:
+            eyes = Replay(self.device, "extractor")
+            with eyes.first(), self.features.watched():
                 self.extractor(inputs)
         features = self.features.take().to(self.alpha.dtype)
         features = features if self.extractor is not None else features.detach()
         outputs, weights = self._judge(features, t)
         self.sampler.record(t, outputs.detach(), losses.detach())
         self.steps += 1
-        return Observation(images, labels, t, features, outputs, weights, losses, logits, inputs, replay)
+        return Observation(images, labels, t, features, outputs, weights, losses, logits, inputs, replay, buffers, eyes)
 
     @property
     def due(self) -> bool:
@@ -181,7 +192,7 @@ class Learner:
 
     def due_at(self, step: int) -> bool:
         """Whether a step, counted from 1, updates the policy: each `every`-th, where there is something to learn."""
-        return step % self.every == 0 and any(p.requires_grad for p in self.policy.parameters())
+        return step > 0 and step % self.every == 0 and any(p is not self.alpha for p in self.policy_parameters())
 
     def policy_backward(self, seen: Observation, images: Tensor, labels: Tensor) -> None:
         """Eqs. 2 and 3: add to `.grad` of θ and α their gradient of the validation loss at ŵ.
@@ -191,9 +202,11 @@ class Learner:
         """
         self._check_batch(images, labels, "validation")
         network = bare(self.network)
-        g = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph=not self.lagged)
+        w = list(self.parameters.values())
+        own = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph=not self.lagged)
+        g = filled(own if world_size() == 1 else [None if t is None else t.clone() for t in own], w)
         add_up(g)
-        with undisturbed(network), moved(list(self.parameters.values()), g, -self.alpha.detach()):
+        with undisturbed(network), moved(w, g, -self.alpha.detach()):
             v = self._validation_gradient(seen, images, labels)
         add_up(v)
         precision = seen.replay.rounding(self.alpha.dtype)
@@ -201,23 +214,27 @@ class Learner:
         seen.alignment = self.route(training, v)
         learned = self.policy_parameters()
         loss = outer_loss(self.alpha, seen.weights, seen.alignment)
-        gradients = torch.autograd.grad(loss, learned, allow_unused=True)
-        gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(learned, gradients, strict=True)]
+        gradients = filled(torch.autograd.grad(loss, learned, allow_unused=True), learned)
         add_up(gradients)
         if self._finite(gradients):
             for parameter, gradient in zip(learned, gradients, strict=True):
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         seen.policy_moved = True
-        seen.gradient = g if self.lagged else None
+        if self.lagged:
+            # DistributedDataParallel averages what is the same on all processes; otherwise each leaves its own part.
+            whole = g if self.network is not network else own
+            seen.gradient = [None if part is None else value for part, value in zip(own, whole, strict=True)]
 
     def weighted_loss(self, seen: Observation) -> Tensor:
         """Eq. 4: Σ V_i L_i with the weights of the policy as it is now; its backward pass trains the task network.
 
-        A gradient that is not finite becomes zero and is counted in `skipped`.
+        Where the gradient that backward leaves in `.grad` is not finite, all of `.grad` becomes zero, and the step is
+        counted in `skipped`; an optimizer still applies its momentum and weight decay.
         """
         value = (seen.weights.detach() * seen.losses).sum()
         if seen.gradient is not None:
-            value = _Given.apply(value.detach(), seen.gradient, *self.parameters.values())
+            known = [(w, g) for w, g in zip(self.parameters.values(), seen.gradient, strict=True) if g is not None]
+            value = _Given.apply(value.detach(), [g for _, g in known], *(w for w, _ in known))
         else:
             if seen.policy_moved:
                 value = (self._judge_again(seen) * seen.losses).sum()
@@ -280,13 +297,17 @@ class Learner:
         """The policy's outputs P and weights V, in the policy's own precision."""
         with torch.autocast(self.device.type, enabled=False):
             outputs = self.policy(features, embed(t).to(features.dtype))
+            if outputs.shape != (len(t),):
+                raise ValueError(
+                    f"the policy gives {tuple(outputs.shape)} for {len(t)} samples; it must give one number each"
+                )
             return outputs, getattr(self.policy, "normalize", normalize)(outputs)
 
     @torch.no_grad()
     def _judge_again(self, seen: Observation) -> Tensor:
         features = seen.features
-        if self.extractor is not None:
-            with seen.replay.again(), undisturbed(self.extractor), self.features.watched():
+        if self.extractor is not None and seen.eyes is not None:
+            with seen.eyes.again(), undisturbed(self.extractor), self.features.watched():
                 self.extractor(seen.inputs)
             features = self.features.take().to(self.alpha.dtype)
         return self._judge(features, seen.transformation)[1]
@@ -295,7 +316,7 @@ class Learner:
         """The training pass once more, for the routes: the logits of the same images under another network."""
 
         def logits(network: Callable[..., Tensor]) -> Tensor:
-            with seen.replay.again(), undisturbed(bare(self.network)):
+            with seen.replay.again(), undisturbed(bare(self.network), seen.buffers):
                 return network(seen.inputs).to(self.alpha.dtype)
 
         return logits
@@ -316,10 +337,19 @@ class Learner:
         ):
             losses = self._losses(network(self.prepare(images)), labels, "validation")
         # Each process has its share of the validation batch; the sum over them is the mean over the whole.
-        share = torch.full_like(losses, 1 / (len(losses) * world_size()))
-        return inner_gradient(losses, share, self.parameters, retain_graph=False)
+        share = torch.ones_like(losses) / total(torch.full_like(losses[0].detach(), len(losses)))
+        return filled(
+            inner_gradient(losses, share, self.parameters, retain_graph=False), list(self.parameters.values())
+        )
+
+    def _buffers(self) -> Buffers:
+        """Copies of what a pass may read and write; a repeated pass starts from them."""
+        kept = other_buffers(bare(self.network))
+        return {m: {n: b if b is None else b.clone() for n, b in buffers.items()} for m, buffers in kept.items()}
 
     def _losses(self, logits: Tensor, labels: Tensor, what: str) -> Tensor:
+        if not isinstance(logits, Tensor) or logits.ndim < 2:
+            raise ValueError(f"the network gives {type(logits).__name__}; it must give logits [n, classes], a tensor")
         self._check_labels(logits, labels, what)
         losses = self.loss(logits, labels)
         if losses.shape != labels.shape[:1]:
@@ -363,6 +393,9 @@ class Learner:
         engine.queue_callback(lambda: engine.queue_callback(guard))
 
     def _check_batch(self, images: Tensor, labels: Tensor, what: str) -> None:
+        for name, value in (("images", images), ("labels", labels)):
+            if not isinstance(value, Tensor):
+                raise ValueError(f"the {what} {name} are a {type(value).__name__}; give a torch tensor")
         if len(images) == 0:
             raise ValueError(f"the {what} batch is empty; give at least one image")
         if len(images) != len(labels):

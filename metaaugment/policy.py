@@ -1,6 +1,6 @@
 """The augmentation policy network P(f(T(x)), e(T); θ), and how its outputs become the weights of a mini-batch.
 
-A policy is any callable from features [n, d] and embeddings [n, 28] to positive outputs [n]. One that turns them into
+A policy is any module from features [n, d] and embeddings [n, 28] to positive outputs [n]. One that turns them into
 weights in its own way has a method `normalize`.
 """
 
@@ -61,7 +61,8 @@ class RejectingPolicy(nn.Module):
     def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         count = total(torch.full_like(outputs[0], len(outputs)))
         mean = total(outputs.detach().sum()) / count
-        return normalize(outputs * (outputs >= mean))
+        # The mean of equal numbers may be rounded to above them.
+        return normalize(outputs * (outputs >= mean * (1 - 8 * torch.finfo(mean.dtype).eps)))
 
 
 class UniformPolicy(nn.Module):

@@ -6,15 +6,17 @@ from contextlib import contextmanager
 import torch
 
 # While a step is captured in a CUDA graph, the state of a generator cannot be read. Instead each pass that draws the
-# same numbers has a generator state of its own, all of them alike (`capture.py` puts them here, first pass first).
-captured_states: list[torch.Generator] = []
+# same numbers has a generator state of its own, all of them alike (`capture.py` puts them here, first pass first; the
+# passes of the task network and those of an extractor of the policy's own are two such series).
+captured_states: dict[str, list[torch.Generator]] = {}
 
 
 class Replay:
     """What decides a pass besides its inputs, remembered when it is first made."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, series: str = "network") -> None:
         self.device = device
+        self.series = series
         self.passes = 0
         self.precision = torch.get_autocast_dtype(device.type)
         self.autocast = torch.is_autocast_enabled(device.type)
@@ -61,7 +63,7 @@ class Replay:
     def _next_state(self) -> Iterator[None]:
         generator = torch.cuda.default_generators[self.device.index or 0]
         main = generator.graphsafe_get_state()
-        generator.graphsafe_set_state(captured_states[self.passes])
+        generator.graphsafe_set_state(captured_states[self.series][self.passes])
         self.passes += 1
         try:
             yield

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from metaaugment.distributed import add_up
 from metaaugment.embedding import K
 from metaaugment.ops import INDEX
 from metaaugment.transformation import Transformation
@@ -55,13 +56,14 @@ class TransformationSampler:
         counts.index_add_(0, pair, finite.double())
 
     def update(self) -> None:
-        """Algorithm 1, line 11: p from the records of the last `window` calls."""
+        """Algorithm 1, line 11: p from the records of the last `window` calls, of all processes."""
+        add_up([self.present])
         self.past = torch.cat([self.past, self.present[None]])[-self.window :]
         sums, counts = self.past.sum(0)
         seen = counts > 0
         # In place, here and below: a captured step reads and writes this very memory.
         self.present.zero_()
-        if seen.any():
+        if seen.any() and sums.sum() > 0:
             average = sums / counts
             # A pair not seen in the window has the mean of the seen ones: neither favoured nor starved (decisions.md).
             v = torch.where(seen, average, average[seen].mean())

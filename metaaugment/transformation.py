@@ -1,7 +1,7 @@
 """A batch of transformations T_{j,k}^{m1,m2} as a value, and what it does to a batch of images."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -78,6 +78,9 @@ class Transformation:
             samples = range(len(self))[samples]
             samples = slice(samples, samples + 1)
         return self._map(lambda value: value[samples])
+
+    def __iter__(self) -> Iterator["Transformation"]:
+        return (self[sample] for sample in range(len(self)))
 
     def to(self, device: torch.device | str) -> "Transformation":
         # Not waiting is safe towards a device only: the host would read memory before it is written.

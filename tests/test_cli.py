@@ -1,6 +1,7 @@
 """The program as its users meet it: in a process of its own, through its output and exit status."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from metaaugment import OPS
+from metaaugment.report import operations
 
 
 def metaaugment(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -18,11 +20,35 @@ def metaaugment(*args: str, cwd: Path | None = None) -> subprocess.CompletedProc
     )
 
 
-def test_help_explains_every_command() -> None:
-    for command in ([], ["ops"], ["bench"], ["bench", "ops"]):
-        done = metaaugment(*command, "--help")
-        assert done.returncode == 0
-        assert "usage: metaaugment" in done.stdout
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ([], {"ops": "List the image functions", "bench": "Time a part"}),
+        (
+            ["ops"],
+            {"--space": "meaning of a magnitude", "--size": "Side of the image", "--picture": "Draw each function"},
+        ),
+        (["bench", "ops"], {"--seconds": "Time for each system", "--device": "cpu or cuda", "--out": "as JSON"}),
+        (["bench", "step"], {"--networks": "task networks", "--batch": "Images in a mini-batch"}),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_help_explains_commands_and_flags(command: list[str], flags: dict[str, str]) -> None:
+    done = metaaugment(*command, "--help")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    for flag, explanation in flags.items():
+        assert any(flag in line and explanation in line for line in lines), f"{flag} is not explained"
+
+
+def test_the_level_table_of_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 80 columns no cell is cut off."""
+    monkeypatch.setenv("COLUMNS", "80")
+    operations.print_table("metaaugment", 32)
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert re.search(r"Rotate +0 +7.5 +15 +22.5 +30 +± degrees to the left", shown)
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_ops_piped_is_plain_names() -> None:
@@ -56,7 +82,13 @@ def test_ops_draws_a_picture(tmp_path: Path) -> None:
         (["ops", "--image", "cat.png"], "only used with --picture"),
         (["ops", "--picture", "x.png", "--image", "no-such.png"], "no-such.png: No such file"),
         (["ops", "--picture", "x.png", "--image", __file__], "cannot be read as an image"),
-        (["ops", "--spaces", "faa"], "--space"),
+        (["ops", "--spaces", "faa"], "Whose meaning of a magnitude"),  # the nearest flag, explained
+        (["ops", "--size", "99999999999999999999"], "it must be 1 to 16383"),
+        (["ops", "--picture", "noending"], "--picture noending is no name for a picture"),
+        (["ops", "--picture", "."], "is no name for a picture"),
+        (["bench", "ops", "--seconds", "inf"], "--seconds is inf"),
+        (["bench", "ops", "--seconds", "nan"], "--seconds is nan"),
+        (["bench", "step", "--batch", "1"], "--batch is 1"),
         (["bench", "ops", "--device", "tpu"], "--device is 'tpu'; choose cpu or cuda"),
         (["bench", "ops", "--seconds", "-1"], "--seconds is -1"),
         (["nonsense"], "nonsense"),

@@ -128,7 +128,7 @@ def test_no_function_makes_a_natural_image_constant(content: str, side: int) -> 
 
 
 def test_functions_that_can_make_an_image_constant() -> None:
-    """Where Pillow's semantics do it, and nowhere else; docs/decisions.md lists them with the images they do it to."""
+    """Where Pillow's semantics do it; docs/decisions.md lists them with the images they do it to."""
     found = {name for content in ("two values", "one hot pixel", "narrow range") for name in made_constant(content, 32)}
     assert found == {"Solarize"}  # white on black: two values that add up to 255 meet when one of them is inverted
     # A narrow range falls into one step.
@@ -138,6 +138,11 @@ def test_functions_that_can_make_an_image_constant() -> None:
     dark = torch.tensor([[2, 2], [2, 3]], dtype=torch.uint8)[None, None]
     for function in (kernels.brightness, kernels.contrast):
         assert len(function(dark, torch.tensor([0.1], dtype=torch.float64)).unique()) == 1
+    # A pixel one level brighter than all others is lost to rounding when colors or neighbours are averaged.
+    speck = torch.full((1, 3, 4, 4), 100, dtype=torch.uint8)
+    speck[0, 0, 1, 1] = 101
+    assert len(kernels.color(speck, torch.tensor([0.1], dtype=torch.float64)).unique()) == 1
+    assert len(kernels.sharpness(speck, torch.tensor([0.1], dtype=torch.float64)).unique()) == 1
     # What lies at the edge alone leaves with it.
     edge = torch.zeros(1, 1, 32, 32, dtype=torch.uint8)
     edge[..., 0] = 255

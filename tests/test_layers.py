@@ -14,7 +14,7 @@ LAYERS = (
     ("training",),
     ("baselines", "data", "networks"),
     ("learner", "transfer", "capture"),
-    ("hypergradient", "policy", "sampler", "features", "distributed"),
+    ("hypergradient", "policy", "sampler", "features", "replay", "distributed"),
     ("embedding", "transformation", "ops"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

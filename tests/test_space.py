@@ -40,12 +40,15 @@ GOLDEN = {
     ("torchvision", "Contrast", 32): (1, 1.225, 1.45, 1.8991, 1.9),
     ("torchvision", "ShearX", 32): (0, 0.075, 0.15, 0.2997, 0.3),
     ("torchvision", "TranslateX", 331): (0, 37, 75, 149, 150),
-    ("trivialaugment-wide", "Rotate", 32): (0, 33.75, 67.5, 134.865, 135),
+    ("torchvision", "Cutout", 32): (0, 5, 10, 19, 20),
+    ("autoaugment", "Cutout", 32): (0, 5, 10, 19, 20),
+    ("trivialaugment-wide", "Rotate", 32): (0, 33, 67, 134, 135),
+    ("trivialaugment-wide", "Cutout", 100): (0, 15, 30, 59, 60),
     ("trivialaugment-wide", "Posterize", 32): (8, 7, 5, 3, 2),
     ("trivialaugment-wide", "Solarize", 32): (256, 192, 128, 1, 0),
     ("trivialaugment-wide", "Brightness", 32): (0.01, 0.5075, 1.005, 1.99801, 2),
     ("trivialaugment-wide", "ShearX", 32): (0, 0.2475, 0.495, 0.98901, 0.99),
-    ("trivialaugment-wide", "TranslateX", 224): (0, 8, 16, 31.968, 32),
+    ("trivialaugment-wide", "TranslateX", 224): (0, 8, 16, 31, 32),
 }
 
 
@@ -95,5 +98,30 @@ def test_unknown_space_is_named_with_the_known_ones() -> None:
 def test_a_space_of_ones_own_needs_every_level() -> None:
     with pytest.raises(ValueError, match=r"space 'mine' has no level for Posterize"):
         Space("mine", {"Rotate": Level(1.0)})
-    mine = Space("mine", {op.name: Level(1.0) for op in OPS})
+    levels = {op.name: Level(1.0) for op in OPS if op.magnitude}
+    mine = Space("mine", levels)
     assert find_space(mine) is mine
+    assert hash(mine) == hash(Space("mine", dict(reversed(levels.items()))))
+    with pytest.raises(ValueError, match="has a level for Rotat, which takes none"):
+        Space("mine", {**levels, "Rotat": Level(1.0)})
+    with pytest.raises(ValueError, match="a level's rounding is 'up'; choose one of none, truncate, nearest"):
+        Level(1.0, rounding="up")
+    with pytest.raises(ValueError, match="a level's per is 'area'"):
+        Level(1.0, per="area")
+    with pytest.raises(ValueError, match="not finite, or an `of`"):
+        Level(1.0, of=0)
+
+
+def test_steps_of_thirty_in_float64_are_the_authors() -> None:
+    """TrivialAugment counts 31 levels and truncates level · 6 / 30: as float32 magnitudes some would fall short."""
+    levels = [10 * level / 30 for level in range(31)]
+    assert argument("trivialaugment-wide", "Posterize", 32, levels) == [8 - int(level * 6 / 30) for level in range(31)]
+
+
+def test_torchs_default_dtype_has_no_say() -> None:
+    expected = argument("faa", "TranslateX", 5013, [7.7])
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert argument("faa", "TranslateX", 5013, [7.7]) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)

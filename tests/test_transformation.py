@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaaugment import OPS, Transformation, apply
+from metaaugment import OPS, Transformation, apply, embed
 from metaaugment.bench import pillow
 from metaaugment.ops import SPACES, find_space
 
@@ -143,7 +143,10 @@ def test_draws_are_uniform_with_fair_signs() -> None:
     assert 9.99 < t.magnitudes.max() <= 10
     assert abs(t.magnitudes.mean().item() - 5) < 5 * 10 / math.sqrt(12 * 2 * n)
     assert abs(t.signs.double().mean().item()) < 5 / math.sqrt(2 * n)
-    correlation = np.corrcoef(torch.cat([t.magnitudes, t.signs], 1).numpy().T) - np.eye(4)
+    assert t.positions is not None
+    assert (t.positions.mean(0) - 0.5).abs().max() < 5 / math.sqrt(12 * n)
+    drawn = torch.cat([t.magnitudes, t.signs, t.positions.flatten(1)], 1)
+    correlation = np.corrcoef(drawn.numpy().T) - np.eye(8)
     assert np.abs(correlation).max() < 5 / math.sqrt(n)
 
 
@@ -167,7 +170,7 @@ def test_wrong_images_are_named(images: torch.Tensor, sentence: str) -> None:
         apply(images, one())
 
 
-@pytest.mark.parametrize("fill", [-1, 256, (1, 2), (1, 2, 3, 4), 0.5])
+@pytest.mark.parametrize("fill", [-1, 256, (1, 2), (1, 2, 3, 4), 0.5, None, "abc", [1, "2", 3]])
 def test_wrong_fill_is_named(fill: int) -> None:
     with pytest.raises(ValueError, match=rf"fill is {re.escape(str(fill))}; .* one whole number in 0 to 255, or 3"):
         apply(photos(1), one(), fill=fill)
@@ -180,7 +183,9 @@ def test_wrong_space_is_named() -> None:
 
 @pytest.mark.parametrize("value", [-0.01, 10.01, math.nan, math.inf])
 def test_wrong_magnitude_is_named(value: float) -> None:
-    with pytest.raises(ValueError, match=rf"magnitudes holds {value:g}; magnitudes lie in \[0, 10\]"):
+    with pytest.raises(
+        ValueError, match=rf"magnitudes holds {torch.tensor(value).item():.9g}; magnitudes lie in \[0, 10\]"
+    ):
         one(m=value)
 
 
@@ -193,6 +198,59 @@ def test_wrong_function_is_named(index: int) -> None:
 def test_wrong_sign_is_named() -> None:
     with pytest.raises(ValueError, match=r"signs holds 0.5; signs are \+1 or -1"):
         one(sign=0.5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "sentence"),
+    [
+        (torch.tensor([16]), torch.tensor([0]), "first holds the function index 16"),
+        (torch.tensor([0]), torch.tensor([-1]), "second holds the function index -1"),
+        (torch.tensor([0.0]), torch.tensor([0]), "first has dtype torch.float32"),
+        (torch.tensor([True]), torch.tensor([0]), "first is torch.bool"),
+        (torch.tensor([0, 1]), torch.tensor([0]), r"second has shape \(1,\)"),
+        (torch.tensor([[0]]), torch.tensor([[0]]), r"first has shape \(1, 1\)"),
+        ([0], [0], "first is list; it must be a tensor"),
+    ],
+)
+def test_drawing_for_wrong_functions_is_named(first: torch.Tensor, second: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Transformation.draw(first, second)
+
+
+@pytest.mark.parametrize("images", [np.zeros((1, 3, 4, 4), np.uint8), None, [0]])
+def test_images_of_another_kind_are_named(images: object) -> None:
+    with pytest.raises(ValueError, match=rf"images is a {type(images).__name__}; give a torch tensor"):
+        apply(images, one())  # type: ignore[arg-type]
+
+
+def test_the_parts_of_a_batch() -> None:
+    t = mixed(5)
+    assert len(t[2]) == 1
+    assert len(list(t)) == 5
+    assert torch.equal(torch.cat([part.magnitudes for part in t]), t.magnitudes)
+    with pytest.raises(IndexError):
+        t[5]
+
+
+def test_fill_as_array_or_tensor() -> None:
+    images, t = photos(20), mixed(20)
+    expected = apply(images, t, fill=(3, 4, 5))
+    for fill in ([3, 4, 5], np.array([3, 4, 5]), torch.tensor([3, 4, 5])):
+        assert torch.equal(apply(images, t, fill=fill), expected)  # type: ignore[arg-type]
+        floats = apply(images / 255, t, fill=fill)  # type: ignore[arg-type]
+        assert torch.equal((floats * 255).round().to(torch.uint8), expected)
+    assert torch.equal(apply(images, t, fill=np.int64(9)), apply(images, t, fill=9))  # type: ignore[arg-type]
+
+
+def test_torchs_default_dtype_has_no_say() -> None:
+    images, t = photos(100), mixed(100)
+    expected = apply(images, t), embed(mixed(3, functions=14)).dtype
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(apply(images, t), expected[0])
+        assert embed(mixed(3, functions=14)).dtype == expected[1]
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_wrong_parts_are_named() -> None:

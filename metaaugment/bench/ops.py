@@ -32,6 +32,7 @@ from metaaugment.transformation import Transformation, apply
 
 ROUNDS = 7
 FILL = (128, 128, 128)
+CASES = {"cpu": [(512, 32), (64, 224)], "cuda": [(128, 32), (4096, 32), (64, 224)]}  # images, side
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,7 @@ def run(seconds: float, device: str | None, out: Path | None) -> None:
         raise ValueError("--device is cuda, but PyTorch finds no CUDA device; leave the flag out to run on the CPU")
     console = Console()
     figures, absent = [], libraries()[1]
-    cases = [(512, 32), (64, 224)] if device == "cpu" else [(128, 32), (4096, 32), (64, 224)]
-    for n, size in cases:
+    for n, size in CASES[device]:
         with console.status(f"{n} images of {size}×{size} on {device}"):
             compared = compare(n, size, device, seconds)
         console.print(report(compared))

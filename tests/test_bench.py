@@ -1,0 +1,33 @@
+"""The benches run and report what they measured; how fast is for them to say, not for a test."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from metaaugment.bench import ops, step
+
+
+def test_ops_compares_systems_on_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "CASES", {"cpu": [(6, 8)]})
+    ops.run(0.02, "cpu", tmp_path / "figures.json")
+    record = json.loads((tmp_path / "figures.json").read_text())
+    systems = {figure["system"]: figure for figure in record["figures"]}
+    assert {"metaaugment", "Pillow, image by image", "Pillow, in two processes"} <= set(systems)
+    ours = systems["metaaugment"]["images_per_second"]
+    for figure in systems.values():
+        assert figure["ours_over_it"] == pytest.approx(ours / figure["images_per_second"])
+    assert record["machine"]["torch"]
+
+
+def test_step_compares_routes(tmp_path: Path) -> None:
+    step.run(("small-cnn",), 4, 0.02, "cpu", tmp_path / "figures.json")
+    record = json.loads((tmp_path / "figures.json").read_text())
+    figures = {figure["variant"]: figure for figure in record["figures"]}
+    assert figures["plain"]["over_plain"] == 1
+    assert {"difference, exact", "difference, lagged", "forward, lagged", "double backward, lagged"} <= set(figures)
+
+
+def test_unknown_network_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown network 'x'"):
+        step.run(("x",), 4, 0.02, "cpu", None)

@@ -1,0 +1,469 @@
+"""Algorithm 1 in anyone's loop: what a step does, what it leaves alone, and what it says when something is wrong."""
+
+import copy
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import metaaugment as ma
+from metaaugment.features import Features
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+CLASSES = 5
+
+
+def small() -> nn.Module:
+    return ma.network("small-cnn", CLASSES)
+
+
+def data(n: int = 16) -> tuple[Tensor, Tensor]:
+    return torch.randint(0, 256, (n, 3, 16, 16), dtype=torch.uint8), torch.randint(0, CLASSES, (n,))
+
+
+def learner(network: nn.Module | None = None, **settings: object) -> ma.Learner:
+    settings = {"sampler": ma.TransformationSampler(), "policy": ma.PolicyNetwork(128), **settings}
+    return ma.Learner(network or small(), **settings)  # type: ignore[arg-type]
+
+
+def optimizers(joint: ma.Learner) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    task = torch.optim.SGD(joint.network.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
+    return task, torch.optim.SGD(joint.policy_parameters(), 0.01, momentum=0.9, weight_decay=1e-3)
+
+
+def state(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+# -- a step ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_observation_holds() -> None:
+    joint = learner()
+    images, labels = data()
+    seen = joint.observe(images, labels)
+    assert seen.images.dtype == torch.uint8
+    assert torch.equal(seen.images, ma.apply(images, seen.transformation))
+    logits = copy.deepcopy(joint.network)(seen.images / 255)
+    torch.testing.assert_close(seen.losses, nn.functional.cross_entropy(logits, labels, reduction="none"))
+    torch.testing.assert_close(seen.outputs, joint.policy(seen.features, ma.embed(seen.transformation)))
+    torch.testing.assert_close(seen.weights, seen.outputs / seen.outputs.sum())
+    assert not seen.features.requires_grad
+
+
+def test_eq_4_takes_the_weights_of_the_updated_policy() -> None:
+    joint = learner()
+    _, outer = optimizers(joint)
+    seen = joint.observe(*data())
+    joint.policy_backward(seen, *data())
+    outer.step()
+    with torch.no_grad():
+        outputs = joint.policy(seen.features, ma.embed(seen.transformation))
+    new = outputs / outputs.sum()
+    assert not torch.allclose(new, seen.weights)
+    expected = torch.autograd.grad((new * seen.losses).sum(), list(joint.parameters.values()), retain_graph=True)
+    loss = joint.weighted_loss(seen)
+    torch.testing.assert_close(loss, (new * seen.losses).sum())
+    loss.backward()
+    for w, gradient in zip(joint.parameters.values(), expected, strict=True):
+        torch.testing.assert_close(w.grad, gradient)
+
+
+def test_lagged_takes_the_gradient_at_hand() -> None:
+    joint = learner(lagged=True)
+    _, outer = optimizers(joint)
+    seen = joint.observe(*data())
+    expected = torch.autograd.grad(
+        (seen.weights.detach() * seen.losses).sum(), list(joint.parameters.values()), retain_graph=True
+    )
+    joint.policy_backward(seen, *data())
+    outer.step()
+    (3 * joint.weighted_loss(seen)).backward()
+    for w, gradient in zip(joint.parameters.values(), expected, strict=True):
+        torch.testing.assert_close(w.grad, 3 * gradient)
+
+
+def test_a_user_loop_is_step() -> None:
+    """The contract's ten lines and `step` give the same numbers."""
+    one = learner(every=2, generator=torch.Generator().manual_seed(1))
+    other = learner(copy.deepcopy(one.network), policy=copy.deepcopy(one.policy), every=2,
+                    generator=torch.Generator().manual_seed(1))  # fmt: skip
+    task, outer = optimizers(one)
+    other_task, other_outer = optimizers(other)
+    batches, validation = [data() for _ in range(6)], [data() for _ in range(3)]
+    drawn, drawn_again = iter(validation), iter(validation)
+    for images, labels in batches:
+        seen = one.observe(images, labels)
+        if one.due:
+            one.policy_backward(seen, *next(drawn))
+            outer.step()
+            outer.zero_grad()
+        one.weighted_loss(seen).backward()
+        task.step()
+        task.zero_grad()
+        other.step(images, labels, other_task, other_outer, drawn_again)
+    assert same(one.network.state_dict(), other.network.state_dict())
+    assert same(one.policy.state_dict(), other.policy.state_dict())
+    assert torch.equal(one.alpha, other.alpha)
+    assert next(drawn, None) is next(drawn_again, None) is None
+
+
+def test_on_other_steps_the_policy_stands_still() -> None:
+    """No validation batch is drawn, and neither momentum nor weight decay moves θ or α."""
+    joint = learner(every=3)
+    task, outer = optimizers(joint)
+    validation = iter([data()])
+    due = []
+    for _ in range(5):
+        before = state(joint.policy), joint.alpha.detach().clamp(min=0)
+        joint.step(*data(), task, outer, validation)
+        due.append(joint.due)
+        moved = not same(before[0], joint.policy.state_dict())
+        assert moved == joint.due
+        assert torch.equal(before[1], joint.alpha) != joint.due
+    assert due == [False, False, True, False, False]
+
+
+def test_nothing_to_learn_is_never_due() -> None:
+    joint = learner(policy=ma.UniformPolicy(), sampler=ma.UniformSampler())
+    task = torch.optim.SGD(joint.network.parameters(), 0.1)
+    seen = joint.step(*data(), task)
+    assert not joint.due
+    torch.testing.assert_close(seen.weights, torch.full((16,), 1 / 16))
+
+
+def test_copies_of_each_image() -> None:
+    joint = learner(copies=3)
+    images, labels = data(4)
+    seen = joint.observe(images, labels)
+    assert len(seen.losses) == len(seen.transformation) == 12
+    assert seen.labels.tolist() == [label for label in labels.tolist() for _ in range(3)]
+    assert seen.weights.sum().item() == pytest.approx(1)
+    assert torch.equal(seen.images, ma.apply(images.repeat_interleave(3, 0), seen.transformation))
+
+
+def test_before_transformation_after_prepare_in_order() -> None:
+    order = []
+
+    def noted(name: str, result: object = None) -> object:
+        return lambda images: order.append((name, images.dtype)) or (images if result is None else images.float())
+
+    joint = learner(before=noted("before"), after=noted("after"), prepare=noted("prepare", "float"))
+    seen = joint.observe(*data())
+    joint.policy_backward(seen, *data())
+    assert [name for name, _ in order] == ["before", "after", "prepare", "prepare"]  # validation is prepared only
+    assert all(dtype == torch.uint8 for _, dtype in order)
+
+
+def test_alpha_is_kept_at_or_above_zero() -> None:
+    joint = learner(alpha=0.2)
+    assert joint.alpha.item() == pytest.approx(0.2)
+    assert any(p is joint.alpha for p in joint.policy_parameters())
+    with torch.no_grad():
+        joint.alpha.fill_(-0.3)
+    joint.observe(*data())
+    assert joint.alpha.item() == 0
+
+
+def test_alpha_of_zero_still_has_a_gradient() -> None:
+    joint = learner(alpha=0.0)
+    seen = joint.observe(*data())
+    joint.policy_backward(seen, *data())
+    assert joint.alpha.grad is not None
+    assert joint.alpha.grad.abs() > 0
+
+
+def test_outputs_reach_the_sampler() -> None:
+    joint = learner()
+    seen = joint.observe(*data())
+    assert isinstance(joint.sampler, ma.TransformationSampler)
+    sums, counts = joint.sampler.present
+    assert counts.sum() == 16
+    assert sums.sum().item() == pytest.approx(seen.outputs.sum().item(), rel=1e-6)
+
+
+def test_state_goes_on_where_it_was() -> None:
+    one = learner(every=2)
+    task, outer = optimizers(one)
+    validation = iter([data() for _ in range(9)])
+    for _ in range(3):
+        one.step(*data(), task, outer, validation)
+    other = learner(every=2)
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    assert other.steps == 3
+    assert torch.equal(other.alpha, one.alpha)
+    assert same(one.policy.state_dict(), other.policy.state_dict())
+
+
+# -- any network -----------------------------------------------------------------------------------------------------
+
+
+def test_features_are_what_enters_the_last_linear_layer() -> None:
+    network = small()
+    images = torch.rand(3, 3, 16, 16)
+    features = Features(network)
+    with features.watched():
+        logits = network(images)
+    torch.testing.assert_close(network.output(features.take()), logits)
+
+
+def test_the_layer_called_last_counts_not_the_one_defined_last() -> None:
+    class Reversed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.enter = nn.Linear(8, CLASSES), nn.Linear(4, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.enter(x))
+
+    features = Features(network := Reversed())
+    with features.watched():
+        network(torch.rand(3, 4))
+    assert features.take().shape == (3, 8)
+
+
+def test_a_named_layer_and_maps_or_tokens() -> None:
+    network = small()
+    features = Features(network, "body.4")
+    with features.watched():
+        network(torch.rand(3, 3, 16, 16))
+    assert features.take().shape == (3, 32)  # the mean over positions of what enters the second convolution
+    assert not any(module._forward_pre_hooks for module in network.modules())
+
+
+@pytest.mark.parametrize("route", ["difference", "forward"])
+def test_our_own_wide_residual_network(route: str) -> None:
+    network = ma.networks.WideResNet(10, 1, CLASSES)  # type: ignore[attr-defined]
+    joint = learner(network, policy=ma.PolicyNetwork(64), route=route)
+    task, outer = optimizers(joint)
+    before = state(joint.policy)
+    joint.step(*data(), task, outer, iter([data()]))
+    assert not same(before, joint.policy.state_dict())
+
+
+def test_gradient_clipping_and_accumulation_work_as_in_any_loop() -> None:
+    joint = learner()
+    parts = [joint.observe(*data(8)) for _ in range(2)]
+    expected = torch.autograd.grad(
+        sum((seen.weights.detach() * seen.losses).sum() for seen in parts),
+        joint.network.output.weight,
+        retain_graph=True,
+    )[0]
+    for seen in parts:
+        joint.weighted_loss(seen).backward()
+    torch.testing.assert_close(joint.network.output.weight.grad, expected)
+    norm = nn.utils.clip_grad_norm_(joint.network.parameters(), 1e-3)
+    assert norm > 1e-3
+    total = math.sqrt(sum(p.grad.square().sum().item() for p in joint.network.parameters() if p.grad is not None))
+    assert total == pytest.approx(1e-3, rel=1e-3)
+
+
+# -- extra passes disturb nothing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lagged", [False, True])
+@pytest.mark.parametrize("route", ["difference", "forward", "unrolled"])
+def test_the_network_is_bit_for_bit_as_before(route: str, lagged: bool) -> None:
+    network = nn.Sequential(small(), nn.Dropout(0.4), nn.Linear(CLASSES, CLASSES))
+    joint = learner(network, policy=ma.PolicyNetwork(CLASSES), route=route, lagged=lagged)
+    seen = joint.observe(*data())
+    before, validation = state(network), data()
+    joint.policy_backward(seen, *validation)
+    assert same(before, network.state_dict())
+    joint.weighted_loss(seen).backward()
+    assert all(p.grad is not None for p in network.parameters())
+
+
+def test_batch_statistics_move_once_an_iteration() -> None:
+    joint = learner()
+    plain = copy.deepcopy(joint.network)
+    seen = joint.observe(*data())
+    plain(seen.inputs)
+    joint.policy_backward(seen, *data())
+    joint.weighted_loss(seen).backward()
+    assert same(plain.state_dict(), joint.network.state_dict())
+    assert joint.network.body[1].num_batches_tracked == 1
+
+
+def test_dropout_is_replayed_and_the_generator_goes_on() -> None:
+    """The alignment's pass draws what the training pass drew; what is drawn afterwards does not depend on it."""
+    drawn: list[Tensor] = []
+
+    class Noted(nn.Dropout):
+        def forward(self, input: Tensor) -> Tensor:
+            out = super().forward(input)
+            drawn.append((out == 0).clone())
+            return out
+
+    network = nn.Sequential(small(), Noted(0.5), nn.Linear(CLASSES, CLASSES))
+    joint = learner(network, policy=ma.PolicyNetwork(CLASSES))
+    seen = joint.observe(*data())
+    validation = data()
+    training_mask = drawn[0]
+    torch.manual_seed(7)
+    joint.policy_backward(seen, *validation)
+    after = torch.rand(3)
+    assert torch.equal(drawn[2], training_mask)  # 0: training, 1: validation, 2: alignment
+    torch.manual_seed(7)
+    network(seen.inputs)  # the validation pass draws as many numbers
+    assert torch.equal(torch.rand(3), after)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
+@pytest.mark.parametrize("failing", [1, 2])
+def test_an_exception_in_a_pass_leaves_w_restored(failing: int, error: type[BaseException]) -> None:
+    network = small()
+    joint = learner(network)
+    seen = joint.observe(*data())
+    before, calls = state(network), []
+
+    def fail(*_: object) -> None:
+        calls.append(None)
+        if len(calls) == failing:
+            raise error
+
+    hook = network.output.register_forward_hook(fail)
+    with pytest.raises(error):
+        joint.policy_backward(seen, *data())
+    hook.remove()
+    assert same(before, network.state_dict())
+    assert all(module.track_running_stats for module in network.modules() if isinstance(module, nn.BatchNorm2d))
+    joint.policy_backward(seen, *data())
+    joint.weighted_loss(seen).backward()
+
+
+def test_autocast_does_not_hand_out_casts_from_before_the_move() -> None:
+    """Inside one autocast context torch caches the cast parameters; the alignment must see the moved ones."""
+    joint = learner()
+    images, labels = data()
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = joint.observe(images, labels)
+        joint.policy_backward(seen, *data())
+        inside = seen.alignment
+    assert inside is not None
+    assert inside.abs().max() > 1e-4
+    assert joint.network.output.weight.dtype == torch.float32
+    joint.weighted_loss(seen).backward()
+
+
+# -- what may go wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:step .* a gradient is not finite")
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_reaches_nothing(value: float) -> None:
+    poison = [value]
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits, labels, reduction="none") * (poison[0] if poison else 1.0)
+
+    joint = learner(loss=loss)
+    task, outer = optimizers(joint)
+    before = state(joint.policy), joint.alpha.detach().clone()
+    joint.step(*data(), task, outer, iter([data()]))
+    assert joint.skipped == 2
+    assert same(before[0], joint.policy.state_dict())
+    assert torch.equal(before[1], joint.alpha)
+    poison.clear()
+    joint.step(*data(), task, outer, iter([data()]))
+    assert joint.skipped == 2
+    joint.sampler.update()
+    assert isinstance(joint.sampler, ma.TransformationSampler)
+    everything = [*joint.network.parameters(), *joint.policy_parameters(), joint.sampler.probabilities]
+    assert all(tensor.isfinite().all() for tensor in everything)
+
+
+def test_a_skipped_gradient_is_reported() -> None:
+    joint = learner(loss=lambda logits, labels: logits.sum(1) * math.inf)
+    seen = joint.observe(*data())
+    with pytest.warns(UserWarning, match=r"step 1: a gradient is not finite and has no effect"):
+        joint.policy_backward(seen, *data())
+
+
+MISTAKES = {
+    "no linear layer": (lambda: learner(nn.Conv2d(3, 5, 1)), r"no linear layer .* with features="),
+    "no such layer": (lambda: learner(features="body.99"), r"features='body.99' is no layer .* \['output'\]"),
+    "unknown route": (lambda: learner(route="magic"), r"unknown route 'magic'; choose one of difference, forward"),
+    "every": (lambda: learner(every=0), r"every is 0; it must be a whole number of at least 1"),
+    "copies": (lambda: learner(copies=0), r"copies is 0; it must be a whole number of at least 1"),
+    "alpha": (lambda: learner(alpha=-1.0), r"alpha is -1; a step size starts at 0 or above"),
+    "alpha that is no number": (lambda: learner(alpha=math.nan), r"alpha is nan"),
+    "every that is no number": (lambda: learner(every=2.5), r"every is 2.5"),
+    "policy of another shape": (
+        lambda: learner(policy=nn.Bilinear(128, 28, 1)).observe(*data()),
+        r"the policy gives \(16, 1\) for 16 samples; it must give one number each",
+    ),
+    "arrays": (lambda: learner().observe(data()[0].numpy(), data()[1]), r"training images are a ndarray; give a torch"),
+    "frozen": (lambda: learner(small().requires_grad_(False)), r"nothing to train"),
+    "feature size": (lambda: learner(policy=ma.PolicyNetwork(7)).observe(*data()), r"have 128 numbers.* takes 7"),
+    "empty": (lambda: learner().observe(*data(0)), r"the training batch is empty"),
+    "label": (lambda: learner().observe(data(4)[0], torch.tensor([0, 1, 2, 5])), r"a training label is 5.* 5 classes"),
+    "negative": (lambda: learner().observe(data(2)[0], torch.tensor([0, -1])), r"a training label is -1"),
+    "number": (lambda: learner().observe(data(4)[0], torch.tensor([0])), r"4 training images but 1 labels"),
+    "device": (
+        lambda: learner().observe(data(4)[0].to("meta"), data(4)[1]),
+        r"training images are on meta, but the network is on cpu; move them there with .to\('cpu'\)",
+    ),
+    "loss": (
+        lambda: learner(loss=nn.functional.cross_entropy).observe(*data()),
+        r"the loss has shape \(\) for 16 training samples; it must give one number a sample",
+    ),
+    "no validation": (
+        lambda: (joint := learner()).step(*data(), torch.optim.SGD(joint.network.parameters(), 0.1)),
+        r"this step updates the policy; give step\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_named_with_the_way_out(mistake: str) -> None:
+    act, sentence = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=sentence):
+        act()
+
+
+@pytest.mark.parametrize(
+    ("batch", "sentence"),
+    [(data(0), "the validation batch is empty"), ((data(2)[0], torch.tensor([0, 9])), "a validation label is 9")],
+)
+def test_a_wrong_validation_batch_is_named_and_changes_nothing(batch: tuple[Tensor, Tensor], sentence: str) -> None:
+    joint = learner()
+    seen = joint.observe(*data())
+    before = state(joint.network)
+    with pytest.raises(ValueError, match=sentence):
+        joint.policy_backward(seen, *batch)
+    assert same(before, joint.network.state_dict())
+    assert all(p.grad is None for p in joint.policy_parameters())
+
+
+# -- what it is for --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_learned_weights_are_sample_aware(seed: int) -> None:
+    """Among moved samples alone they tell a destroyed label from an intact one, which no policy of the data set can."""
+    import sample_aware
+
+    found = sample_aware.learn(seed)
+    assert found["sample-aware"] >= 0.9
+    assert found["per transformation"] < 0.6
+
+
+def test_it_imports_with_the_core_packages_only() -> None:
+    """As on a machine that has torch, numpy, Pillow and safetensors and little else."""
+    script = """
+import sys
+for name in ("tyro", "rich", "sklearn", "matplotlib", "scipy"):
+    sys.modules[name] = None
+import metaaugment
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,134 @@
+"""Eq. 5 and the samplers."""
+
+import math
+
+import pytest
+import torch
+
+import metaaugment as ma
+from metaaugment import IdentitySampler, Transformation, TransformationSampler, UniformSampler
+from metaaugment.ops import INDEX
+from metaaugment.sampler import draw_pairs, probabilities
+
+
+def transformation(first: list[int], second: list[int]) -> Transformation:
+    n = len(first)
+    return Transformation(torch.tensor(first), torch.tensor(second), torch.zeros(n, 2), torch.ones(n, 2))
+
+
+def test_eq_5_by_hand() -> None:
+    """K = 2; (0, 0) was seen twice with mean 0.6, the others once; (1, 1) never: it has the mean of the seen ones."""
+    sampler = TransformationSampler(epsilon=0.1, functions=2)
+    sampler.record(transformation([0, 0, 0, 1], [0, 0, 1, 0]), torch.tensor([0.5, 0.7, 0.3, 0.9]))
+    sampler.update()
+    v = [[0.6, 0.3], [0.9, 0.6]]
+    expected = [[0.9 * x / 2.4 + 0.1 / 4 for x in row] for row in v]
+    torch.testing.assert_close(sampler.probabilities, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_the_function_is_the_equation() -> None:
+    v = torch.tensor([[1.0, 3.0], [0.0, 4.0]], dtype=torch.float64)
+    expected = torch.tensor([[0.15, 0.35], [0.05, 0.45]], dtype=torch.float64)
+    torch.testing.assert_close(probabilities(v, 0.2), expected)
+
+
+def test_epsilon_one_is_uniform() -> None:
+    sampler = TransformationSampler(epsilon=1.0)
+    sampler.record(sampler.sample(1000), torch.rand(1000))
+    sampler.update()
+    torch.testing.assert_close(sampler.probabilities, torch.full((14, 14), 1 / 196, dtype=torch.float64))
+
+
+def test_uniform_until_something_was_seen() -> None:
+    sampler = TransformationSampler()
+    sampler.update()
+    assert (sampler.probabilities == 1 / 196).all()
+
+
+def test_the_window_forgets() -> None:
+    """An update uses the records of the last two calls; what came before has no effect any more."""
+    sampler = TransformationSampler(epsilon=0.0, window=2, functions=2)
+    everything = transformation([0, 0, 1, 1], [0, 1, 0, 1])
+    for outputs in ([1.0, 0.1, 0.1, 0.1], [0.2, 0.4, 0.2, 0.2], [0.2, 0.2, 0.6, 0.2]):
+        sampler.record(everything, torch.tensor(outputs))
+        sampler.update()
+    expected = torch.tensor([[0.2, 0.3], [0.4, 0.2]], dtype=torch.float64) / 1.1
+    torch.testing.assert_close(sampler.probabilities, expected, rtol=1e-6, atol=0)
+    last = torch.tensor([[0.2, 0.2], [0.6, 0.2]], dtype=torch.float64) / 1.2
+    for _ in range(3):  # nothing more is seen: first the last records alone count, then p stays
+        sampler.update()
+        torch.testing.assert_close(sampler.probabilities, last, rtol=1e-6, atol=0)
+
+
+def test_outputs_that_are_not_finite_are_left_out() -> None:
+    sampler = TransformationSampler(epsilon=0.0, functions=2)
+    sampler.record(transformation([0, 0, 1], [0, 0, 1]), torch.tensor([0.5, math.nan, math.inf]))
+    sampler.update()
+    assert sampler.probabilities.isfinite().all()
+    assert (sampler.probabilities == 0.25).all()  # one pair seen, the others have its mean
+
+
+def test_outputs_of_zero_leave_p_as_it_was() -> None:
+    sampler = TransformationSampler()
+    sampler.record(sampler.sample(100), torch.zeros(100))
+    sampler.update()
+    assert (sampler.probabilities == 1 / 196).all()
+
+
+def test_pairs_are_drawn_by_p() -> None:
+    p = torch.tensor([[0.5, 0.0], [0.2, 0.3]], dtype=torch.float64)
+    first, second = draw_pairs(p, 40_000, torch.Generator().manual_seed(0))
+    share = torch.bincount(2 * first + second, minlength=4) / 40_000
+    assert share[1] == 0
+    assert (share - p.flatten()).abs().max() < 5 * math.sqrt(0.25 / 40_000)
+
+
+def test_a_certain_pair_is_always_drawn() -> None:
+    p = torch.zeros(14, 14, dtype=torch.float64)
+    p[13, 13] = 1
+    first, second = draw_pairs(p, 1000)
+    assert first.eq(13).all()
+    assert second.eq(13).all()
+
+
+@pytest.mark.parametrize(
+    "sampler", [TransformationSampler(), UniformSampler(), IdentitySampler()], ids=lambda s: type(s).__name__
+)
+def test_draws_come_from_the_generator(sampler: UniformSampler) -> None:
+    state = torch.get_rng_state()
+    one, same, other = (sampler.sample(100, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(one.first, same.first)
+    assert torch.equal(one.magnitudes, same.magnitudes)
+    assert not torch.equal(one.magnitudes, other.magnitudes)
+    assert len(sampler.sample(7)) == 7
+
+
+def test_identity_sampler_leaves_images_alone() -> None:
+    images = torch.randint(0, 256, (9, 3, 8, 8), dtype=torch.uint8)
+    t = IdentitySampler().sample(9)
+    assert t.first.eq(INDEX["Identity"]).all()
+    assert torch.equal(ma.apply(images, t), images)
+
+
+def test_state_goes_on_where_it_was() -> None:
+    one, other = TransformationSampler(window=3), TransformationSampler(window=3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        one.record(one.sample(500, generator), torch.rand(500, generator=generator))
+        one.update()
+    one.record(one.sample(500, generator), torch.rand(500, generator=generator))
+    other.load_state_dict({name: value.clone() for name, value in one.state_dict().items()})
+    for sampler in (one, other):
+        sampler.update()
+    assert torch.equal(one.probabilities, other.probabilities)
+    assert torch.equal(one.past, other.past)
+
+
+def test_wrong_settings_are_named() -> None:
+    with pytest.raises(ValueError, match=r"epsilon is 1.5; .* in \[0, 1\]"):
+        TransformationSampler(epsilon=1.5)
+    with pytest.raises(ValueError, match=r"window is 0; .* at least 1"):
+        TransformationSampler(window=0)
+    with pytest.raises(ValueError, match="for other functions than this sampler's"):
+        TransformationSampler().load_state_dict(TransformationSampler(functions=2).state_dict())
