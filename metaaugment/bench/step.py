@@ -190,7 +190,7 @@ def captured_plain(step: Callable[..., None], batch: tuple[Tensor, Tensor]) -> C
 def report(name: str, batch: int, device: str, figures: list[Figure]) -> Table:
     title = f"{name}, batch {batch}, on {device}" + (", bf16" if device == "cuda" else "")
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, caption_justify="left")
-    for column in ("step", "ms", "× plain", "peak MiB", "× plain"):
+    for column in ("step", "ms", "× plain", "MiB", "× MiB"):
         table.add_column(column, justify="left" if column == "step" else "right", no_wrap=True)
     for f in figures:
         memory = ("–", "–") if f.peak_mib is None else (f"{f.peak_mib:,.0f}", f"{f.memory_over_plain:.2f}")
