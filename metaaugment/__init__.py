@@ -1,8 +1,9 @@
 """Learn, while an image classifier trains, which data augmentation helps which sample."""
 
 from metaaugment.embedding import embed
-from metaaugment.learner import Learner, Observation
+from metaaugment.learner import Learner
 from metaaugment.networks import network
+from metaaugment.observation import Observation
 from metaaugment.ops import OPS, PAPER_OPS
 from metaaugment.policy import FeaturePolicy, PolicyNetwork, RejectingPolicy, UniformPolicy
 from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformSampler

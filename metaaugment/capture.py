@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from metaaugment import replay
-from metaaugment.learner import Batch, Learner, Observation
+from metaaugment.learner import Batch, Learner
+from metaaugment.observation import Observation
 
 # Steps of each kind that run as usual first: optimizers make their state, cuDNN and Triton choose and compile.
 WARM_UP = 3

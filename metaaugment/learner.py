@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +27,7 @@ from metaaugment.hypergradient import (
     outer_loss,
     undisturbed,
 )
+from metaaugment.observation import Observation, check_batch, check_labels, check_losses
 from metaaugment.ops import Space
 from metaaugment.policy import normalize
 from metaaugment.replay import Replay
@@ -42,27 +42,6 @@ class Sampler(Protocol):
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation: ...
     def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None: ...
     def update(self) -> None: ...
-
-
-@dataclass
-class Observation:
-    """What a mini-batch showed: all that the two updates of a step need."""
-
-    images: Tensor  # augmented, uint8
-    labels: Tensor
-    transformation: Transformation
-    features: Float[Tensor, "n d"]
-    outputs: Float[Tensor, " n"]  # P, raw
-    weights: Float[Tensor, " n"]  # V = P / ΣP
-    losses: Float[Tensor, " n"]
-    logits: Float[Tensor, "n classes"] = field(repr=False)
-    inputs: Tensor = field(repr=False)  # the images as the network got them
-    replay: Replay = field(repr=False)
-    buffers: Buffers = field(repr=False)  # of the network, from before its pass
-    eyes: Replay | None = field(default=None, repr=False)  # the pass of an extractor of the policy's own
-    alignment: Float[Tensor, " n"] | None = None  # s, on steps that update the policy
-    policy_moved: bool = False  # since the weights were computed
-    gradient: list[Tensor | None] | None = field(default=None, repr=False)  # Eq. 2's, where it stands in for Eq. 4's
 
 
 class Learner:
@@ -160,7 +139,7 @@ class Learner:
 
     def observe(self, images: Tensor, labels: Tensor) -> Observation:
         """Algorithm 1, lines 4 and 5: draw transformations, augment, and look at the losses and weights."""
-        self._check_batch(images, labels, "training")
+        check_batch(images, labels, self.device, "training")
         with torch.no_grad():
             self.alpha.clamp_(min=0)
             if self.copies > 1:
@@ -200,7 +179,7 @@ class Learner:
         A gradient that is not finite is left out and counted in `skipped`. Parameters and buffers of the network are
         bit for bit as before, also after an exception.
         """
-        self._check_batch(images, labels, "validation")
+        check_batch(images, labels, self.device, "validation")
         network = bare(self.network)
         w = list(self.parameters.values())
         own = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph=not self.lagged)
@@ -348,15 +327,12 @@ class Learner:
         return {m: {n: b if b is None else b.clone() for n, b in buffers.items()} for m, buffers in kept.items()}
 
     def _losses(self, logits: Tensor, labels: Tensor, what: str) -> Tensor:
-        if not isinstance(logits, Tensor) or logits.ndim < 2:
-            raise ValueError(f"the network gives {type(logits).__name__}; it must give logits [n, classes], a tensor")
-        self._check_labels(logits, labels, what)
+        # On a GPU labels are looked at once, because the host has to wait for it.
+        if self.device.type != "cuda" or what not in self._checked:
+            check_labels(logits, labels, what)
+            self._checked.add(what)
         losses = self.loss(logits, labels)
-        if losses.shape != labels.shape[:1]:
-            raise ValueError(
-                f"the loss has shape {tuple(losses.shape)} for {len(labels)} {what} samples; "
-                "it must give one number a sample (reduction='none')"
-            )
+        check_losses(losses, labels, what)
         return losses
 
     def _default_generator(self) -> torch.Generator | None:
@@ -391,34 +367,6 @@ class Learner:
                 torch._foreach_zero_(gradients)
 
         engine.queue_callback(lambda: engine.queue_callback(guard))
-
-    def _check_batch(self, images: Tensor, labels: Tensor, what: str) -> None:
-        for name, value in (("images", images), ("labels", labels)):
-            if not isinstance(value, Tensor):
-                raise ValueError(f"the {what} {name} are a {type(value).__name__}; give a torch tensor")
-        if len(images) == 0:
-            raise ValueError(f"the {what} batch is empty; give at least one image")
-        if len(images) != len(labels):
-            raise ValueError(f"{len(images)} {what} images but {len(labels)} labels; give each image one")
-        for name, value in (("images", images), ("labels", labels)):
-            if value.device != self.device:
-                raise ValueError(
-                    f"the {what} {name} are on {value.device}, but the network is on {self.device}; "
-                    f"move them there with .to({str(self.device)!r})"
-                )
-
-    def _check_labels(self, logits: Tensor, labels: Tensor, what: str) -> None:
-        """Class indices only, and on a GPU only once, because looking at them makes the host wait."""
-        if labels.ndim != 1 or labels.dtype.is_floating_point or (self.device.type == "cuda" and what in self._checked):
-            return
-        self._checked.add(what)
-        low, high, classes = int(labels.min()), int(labels.max()), logits.shape[1]
-        if low < 0 or high >= classes:
-            wrong = low if low < 0 else high
-            raise ValueError(
-                f"a {what} label is {wrong}, but the network has {classes} classes, 0 to {classes - 1}; "
-                "training and validation data must share the network's classes"
-            )
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Float[Tensor, " n"]:

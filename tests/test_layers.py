@@ -13,7 +13,7 @@ LAYERS = (
     ("experiments",),
     ("training",),
     ("baselines", "data", "networks"),
-    ("learner", "transfer", "capture"),
+    ("learner", "transfer", "capture", "observation"),
     ("hypergradient", "policy", "sampler", "features", "replay", "distributed"),
     ("embedding", "transformation", "ops"),
 )

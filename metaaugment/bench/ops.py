@@ -5,17 +5,12 @@ the figure is the median round. Pillow gets the very transformations that ours g
 their own RandAugment of two functions an image, which is the same work but for the drawing.
 """
 
-import contextlib
 import importlib
-import json
 import multiprocessing
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +22,7 @@ from rich.table import Table
 from torch import Tensor
 
 from metaaugment.bench import pillow
+from metaaugment.bench.record import choose_device, timed, write
 from metaaugment.ops import OPS, PAPER_OPS, find_space
 from metaaugment.transformation import Transformation, apply
 
@@ -49,11 +45,7 @@ class Figure:
 
 def run(seconds: float, device: str | None, out: Path | None) -> None:
     """Measure, print the table, and write the figures where asked."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"--device is {device!r}; choose cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device is cuda, but PyTorch finds no CUDA device; leave the flag out to run on the CPU")
+    device = choose_device(device)
     console = Console()
     figures, absent = [], libraries()[1]
     for n, size in CASES[device]:
@@ -63,11 +55,7 @@ def run(seconds: float, device: str | None, out: Path | None) -> None:
         figures += compared
     for name, reason in absent.items():
         console.print(f"{name} is not compared: {reason}", highlight=False)
-    if out is not None:
-        record = {"machine": machine(device), "absent": absent, "figures": [asdict(figure) for figure in figures]}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(record, indent=2) + "\n")
-        console.print(f"written to {out}", highlight=False)
+    write(out, device, figures, absent=absent)
 
 
 def compare(n: int, size: int, device: str, seconds: float) -> list[Figure]:
@@ -101,15 +89,6 @@ def by_turns(systems: dict[str, tuple[int, Callable[[], object]]], seconds: floa
         for _ in range(ROUNDS)
     ]
     return {name: statistics.median(one[name] for one in rounds) for name in systems}
-
-
-def timed(call: Callable[[], object], times: int, device: str) -> float:
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def batch(n: int, size: int, device: str) -> tuple[Tensor, Transformation]:
@@ -243,13 +222,3 @@ def report(figures: list[Figure]) -> Table:
         rate = figure.images_per_second
         table.add_row(figure.system, f"{rate:,.0f}", f"{1000 * n / rate:.3f}", f"{figure.ours_over_it:.2f}")
     return table
-
-
-def machine(device: str) -> dict[str, str | int]:
-    """What the figures were measured on."""
-    packages = {}
-    for name in ("torch", "triton", "pillow", "torchvision", "timm", "kornia"):
-        with contextlib.suppress(PackageNotFoundError):
-            packages[name] = version(name)
-    hardware = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} cores, {platform.machine()}"
-    return {"hardware": hardware, "threads": torch.get_num_threads(), "python": platform.python_version(), **packages}

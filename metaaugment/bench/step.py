@@ -2,10 +2,9 @@
 
 import gc
 import itertools
-import json
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from metaaugment.bench.ops import machine, timed
+from metaaugment.bench.record import choose_device, timed, write
 from metaaugment.capture import CapturedStep
 from metaaugment.learner import Learner
 from metaaugment.networks import network
@@ -63,22 +62,14 @@ def variants(captured: bool) -> list[Variant]:
 
 
 def run(names: tuple[str, ...], batch: int, seconds: float, device: str | None, out: Path | None) -> None:
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"--device is {device!r}; choose cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device is cuda, but PyTorch finds no CUDA device; leave the flag out to run on the CPU")
+    device = choose_device(device)
     console, figures = Console(), []
     for name in names or (("wrn-40-2", "wrn-28-10") if device == "cuda" else ("small-cnn",)):
         with console.status(f"{name}, batch {batch}, on {device}"):
             measured = measure(name, batch, seconds, device)
         console.print(report(name, batch, device, measured))
         figures += measured
-    if out is not None:
-        record = {"machine": machine(device), "batch": batch, "figures": [asdict(figure) for figure in figures]}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(record, indent=2) + "\n")
-        console.print(f"written to {out}", highlight=False)
+    write(out, device, figures, batch=batch)
 
 
 def measure(name: str, batch: int, seconds: float, device: str) -> list[Figure]:

@@ -1,0 +1,69 @@
+"""What a mini-batch must be, and what it showed."""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from metaaugment.hypergradient import Buffers
+from metaaugment.replay import Replay
+from metaaugment.transformation import Transformation
+
+
+@dataclass
+class Observation:
+    """What a mini-batch showed: all that the two updates of a step need."""
+
+    images: Tensor  # augmented, uint8
+    labels: Tensor
+    transformation: Transformation
+    features: Float[Tensor, "n d"]
+    outputs: Float[Tensor, " n"]  # P, raw
+    weights: Float[Tensor, " n"]  # V = P / ΣP
+    losses: Float[Tensor, " n"]
+    logits: Float[Tensor, "n classes"] = field(repr=False)
+    inputs: Tensor = field(repr=False)  # the images as the network got them
+    replay: Replay = field(repr=False)
+    buffers: Buffers = field(repr=False)  # of the network, from before its pass
+    eyes: Replay | None = field(default=None, repr=False)  # the pass of an extractor of the policy's own
+    alignment: Float[Tensor, " n"] | None = None  # s, on steps that update the policy
+    policy_moved: bool = False  # since the weights were computed
+    gradient: list[Tensor | None] | None = field(default=None, repr=False)  # Eq. 2's, where it stands in for Eq. 4's
+
+
+def check_batch(images: Tensor, labels: Tensor, device: torch.device, what: str) -> None:
+    for name, value in (("images", images), ("labels", labels)):
+        if not isinstance(value, Tensor):
+            raise ValueError(f"the {what} {name} are a {type(value).__name__}; give a torch tensor")
+        if value.device != device:
+            raise ValueError(
+                f"the {what} {name} are on {value.device}, but the network is on {device}; "
+                f"move them there with .to({str(device)!r})"
+            )
+    if len(images) == 0:
+        raise ValueError(f"the {what} batch is empty; give at least one image")
+    if len(images) != len(labels):
+        raise ValueError(f"{len(images)} {what} images but {len(labels)} labels; give each image one")
+
+
+def check_labels(logits: Tensor, labels: Tensor, what: str) -> None:
+    """Class indices only; a loss of the user's own may take other labels."""
+    if not isinstance(logits, Tensor) or logits.ndim < 2:
+        raise ValueError(f"the network gives {type(logits).__name__}; it must give logits [n, classes], a tensor")
+    if labels.ndim != 1 or labels.dtype.is_floating_point:
+        return
+    low, high, classes = int(labels.min()), int(labels.max()), logits.shape[1]
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"a {what} label is {low if low < 0 else high}, but the network has {classes} classes, 0 to {classes - 1}; "
+            "training and validation data must share the network's classes"
+        )
+
+
+def check_losses(losses: Tensor, labels: Tensor, what: str) -> None:
+    if losses.shape != labels.shape[:1]:
+        raise ValueError(
+            f"the loss has shape {tuple(losses.shape)} for {len(labels)} {what} samples; "
+            "it must give one number a sample (reduction='none')"
+        )
