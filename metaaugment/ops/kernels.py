@@ -185,12 +185,24 @@ def shear_y(images: Images, argument: Argument, fill: UInt8[Tensor, " c"]) -> Im
 
 def translate_x(images: Images, argument: Argument, fill: UInt8[Tensor, " c"]) -> Images:
     """Move to the left by `argument` pixels, to the nearest whole one."""
-    return affine(images, fill, c=torch.floor(argument + 0.5))
+    return translate(images, torch.floor(argument + 0.5), 3, fill)
 
 
 def translate_y(images: Images, argument: Argument, fill: UInt8[Tensor, " c"]) -> Images:
     """Move up by `argument` pixels, to the nearest whole one."""
-    return affine(images, fill, f=torch.floor(argument + 0.5))
+    return translate(images, torch.floor(argument + 0.5), 2, fill)
+
+
+def translate(images: Images, pixels: Argument, side: int, fill: UInt8[Tensor, " c"]) -> Images:
+    """Each image by its own whole number of pixels: on a CPU copies of slices, much faster on large images."""
+    if images.device.type != "cpu":
+        return affine(images, fill, **{"c" if side == 3 else "f": pixels})
+    out = fill[:, None, None].expand_as(images).contiguous()
+    size = images.shape[side]
+    for source, target, move in zip(images, out, pixels.clamp(-size, size).int().tolist(), strict=True):
+        rest = size - abs(move)
+        target.narrow(side - 1, max(-move, 0), rest).copy_(source.narrow(side - 1, max(move, 0), rest))
+    return out
 
 
 def affine(images: Images, fill: UInt8[Tensor, " c"], **entries: Argument) -> Images:
