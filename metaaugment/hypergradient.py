@@ -121,9 +121,9 @@ def along_logits(training: Pass, change: Float[Tensor, "n classes"]) -> Float[Te
 def step_length(training: Pass, v: Gradient) -> Tensor:
     """h for which the move h v has the length ½ precision^(2/3), each tensor of w measured against its own size.
 
-    A long move crosses kinks of the ReLUs, an error that grows with the root of the length; a short one drowns
-    in rounding, precision / length. They are equal at that power. Measured early, midway and late in training, in
-    float32, tf32 and bf16 (docs/decisions.md).
+    The error of a long move was seen to grow with about the root of the length; a short one drowns in rounding,
+    precision / length. They are equal at that power. Measured early, midway and late in training, in float32, tf32 and
+    bf16 (docs/decisions.md).
 
     Measured against ‖w‖ as a whole, a gradient that sits in a few small tensors would move them too far, as it does at
     initialization. A tensor that is zero or tiny (a fresh head, a layer scale) counts as one of rows of length one, a
@@ -197,7 +197,7 @@ def other_buffers(network: nn.Module) -> Buffers:
 def at_expectation(network: nn.Module) -> Iterator[None]:
     """Layers with different coefficients forward and backward (shake) take the expectation of both.
 
-    Its gradient is otherwise not that of the loss it computes.
+    Their gradient is otherwise not that of the loss they compute.
     """
     shaking = [module for module in network.modules() if hasattr(module, EXPECTATION)]
     before = [getattr(module, EXPECTATION) for module in shaking]

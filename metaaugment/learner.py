@@ -210,15 +210,15 @@ class Learner:
         Where the gradient that backward leaves in `.grad` is not finite, all of `.grad` becomes zero, and the step is
         counted in `skipped`; an optimizer still applies its momentum and weight decay.
         """
-        value = (seen.weights.detach() * seen.losses).sum()
+        anew = seen.policy_moved and seen.gradient is None
+        weights = self._judge_again(seen) if anew else seen.weights.detach()
+        value = (weights * seen.losses).sum()
         if seen.gradient is not None:
             known = [(w, g) for w, g in zip(self.parameters.values(), seen.gradient, strict=True) if g is not None]
             value = _Given.apply(value.detach(), [g for _, g in known], *(w for w, _ in known))
-        else:
-            if seen.policy_moved:
-                value = (self._judge_again(seen) * seen.losses).sum()
+        elif self.network is not bare(self.network):
             # DistributedDataParallel averages over the processes what is a sum over them.
-            value = value * world_size() if self.network is not bare(self.network) else value
+            value = value * world_size()
         # Under float16 torch's GradScaler skips such steps itself, and must see them to lower its scale.
         if value.requires_grad and not (seen.replay.autocast and seen.replay.precision == torch.float16):
             value.register_hook(lambda _: self._guard_after_backward())

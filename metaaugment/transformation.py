@@ -142,8 +142,9 @@ def apply(
     if len(images) == 0:
         return images.clone()
     t = transformation.to(images.device)
-    middle = torch.full((len(t), 2, 2), 0.5, dtype=torch.float32, device=images.device)
-    positions = middle if t.positions is None else t.positions
+    positions = t.positions
+    if positions is None:
+        positions = torch.full((len(t), 2, 2), 0.5, dtype=torch.float32, device=images.device)
     return _backend(images.device.type).apply_functions(
         images.contiguous(),
         torch.stack([t.first.long(), t.second.long()], 1),
