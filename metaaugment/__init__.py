@@ -1,5 +1,6 @@
 """Learn, while an image classifier trains, which data augmentation helps which sample."""
 
+from metaaugment.data import dataset
 from metaaugment.embedding import embed
 from metaaugment.learner import Learner
 from metaaugment.networks import network
@@ -25,6 +26,7 @@ __all__ = [
     "UniformPolicy",
     "UniformSampler",
     "apply",
+    "dataset",
     "embed",
     "network",
 ]

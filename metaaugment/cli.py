@@ -1,15 +1,18 @@
 """The program `metaaugment`: one typed function a command; each hands over to the part that does the work."""
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import tyro
 from rich.console import Console
-from tyro.conf import arg
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
 import metaaugment
+from metaaugment.training.interruption import Interrupted
 
 
 def option(help: str, default: str | None = None, metavar: str | None = None) -> object:
@@ -73,11 +76,105 @@ def bench_step(
     step.run(networks, batch, seconds, device, out)
 
 
-def program() -> tyro.extras.SubcommandApp:
+def recipes() -> None:
+    """List the recipes: every row of the paper's tables, and two for data of your own."""
+    from rich.table import Table
+
+    from metaaugment.experiments.paper import RECIPES
+
+    if not Console().is_terminal:
+        print("\n".join(RECIPES))
+        return
+    table = Table("recipe", "what it is", box=None, pad_edge=False, show_header=False)
+    for name, function in RECIPES.items():
+        table.add_row(name, (function.__doc__ or "").split("\n")[0])
+    Console().print(table)
+
+
+def data(
+    words: Annotated[
+        tuple[str, ...], Positional, arg(metavar="[get NAME]", help="What to fetch; all sets are listed without.")
+    ] = (),
+    data: Annotated[
+        Path | None, option("Folder of the data.", "$METAAUGMENT_DATA or ~/.cache/metaaugment", "DIR")
+    ] = None,
+) -> None:
+    """Say which data sets are there, where each is looked for, and how to get it; or fetch one."""
+    from metaaugment.data.download import get
+    from metaaugment.data.status import status
+
+    if words and (words[0] != "get" or len(words) != 2):
+        raise ValueError(f"metaaugment data {' '.join(words)} is no command; say metaaugment data, or data get NAME")
+    if words:
+        with fetching() as progress:
+            sentence = get(words[1], data, progress)
+        print(sentence)
+        return
+    if not Console().is_terminal:
+        print("\n".join(f"{one.name}\t{one.state}\t{one.where}\t{one.how}".rstrip() for one in status(data)))
+        return
+    for one in status(data):
+        Console().print(f"[bold]{one.name}[/bold]  {one.state}  {one.where}", highlight=False, soft_wrap=True)
+        if one.how:
+            Console().print(f"    {one.how}", highlight=False, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def fetching() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for what is fetched, on a terminal."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    tasks = {}
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+
+        def progress(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield progress
+
+
+def trainer_of(name: str) -> Callable[..., None]:
+    """The command that trains a recipe: its fields, and where it runs, as flags."""
+    from metaaugment.experiments.paper import RECIPES
+    from metaaugment.experiments.recipe import Recipe
+    from metaaugment.experiments.run import Place
+
+    def train(
+        recipe: Annotated[Recipe, OmitArgPrefixes],
+        place: Annotated[Place, OmitArgPrefixes],
+    ) -> None:
+        from metaaugment.experiments.run import train
+
+        train(recipe, place, Console(soft_wrap=True))
+
+    train.__doc__ = RECIPES[name].__doc__
+    train.__defaults__ = (RECIPES[name](), Place())
+    return train
+
+
+def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     bench = tyro.extras.SubcommandApp()
     bench.command(name="ops")(bench_ops)
     bench.command(name="step")(bench_step)
+    from metaaugment.experiments.paper import RECIPES
+
+    train = tyro.extras.SubcommandApp()
+    # Where a recipe is named, its flags alone: the nearest of an unknown one is looked for among all that there are.
+    for name in [name for name in args[1:2] if name in RECIPES] or RECIPES:
+        train.command(name=name)(trainer_of(name))
     app = tyro.extras.SubcommandApp()
+    app.command(train, name="train", help="Train a network by a recipe.")
+    app.command(recipes)
+    app.command(data)
     app.command(ops)
     app.command(bench, name="bench", help="Time a part beside its peers.")
     return app
@@ -85,12 +182,19 @@ def program() -> tyro.extras.SubcommandApp:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Exit status 0 for success, 2 for a user's mistake (one sentence), 1 for a fault of ours."""
+    args = sys.argv[1:] if args is None else args
     try:
-        program().cli(prog="metaaugment", description=metaaugment.__doc__, args=args)
+        program(args).cli(prog="metaaugment", description=metaaugment.__doc__, args=args)
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except ValueError as error:
         fail(str(error))
+    except Interrupted as stop:
+        sys.exit(128 + stop.signum)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def fail(sentence: str) -> NoReturn:

@@ -57,3 +57,8 @@ class Features:
             if isinstance(value, torch.Tensor):
                 self._last = (layer, value)
                 return
+
+
+def feature_dim(network: nn.Module) -> int:
+    """How many numbers a feature has: the inputs of the linear layer that is defined last."""
+    return next(module for module in reversed(list(network.modules())) if isinstance(module, nn.Linear)).in_features

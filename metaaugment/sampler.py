@@ -91,6 +91,21 @@ class TransformationSampler:
         self.past = state["past"].to(self.past.device, copy=True)
 
 
+class FixedSampler(TransformationSampler):
+    """Draws pairs of functions by a p that does not change: one learned before."""
+
+    def __init__(self, probabilities: Float[Tensor, "K K"] | None = None) -> None:
+        super().__init__()
+        if probabilities is not None:
+            self.probabilities = probabilities.double()
+
+    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
+        self.to(outputs.device)
+
+    def update(self) -> None:
+        pass
+
+
 class UniformSampler:
     """Every pair of functions alike: the paper's RandAugment, and epsilon = 1."""
 

@@ -89,11 +89,16 @@ class Transformation:
 
     @classmethod
     def draw(
-        cls, first: Int[Tensor, " n"], second: Int[Tensor, " n"], generator: torch.Generator | None = None
+        cls,
+        first: Int[Tensor, " n"],
+        second: Int[Tensor, " n"],
+        generator: torch.Generator | None = None,
+        magnitudes: Float[Tensor, "n 2"] | None = None,
     ) -> "Transformation":
-        """Draw what two given functions a sample leave open: magnitudes ~ U(0, 10), fair signs, positions."""
+        """Draw what is left open: magnitudes ~ U(0, 10) where none are given, fair signs, positions."""
         n, device = len(first), getattr(first, "device", None)
-        magnitudes = torch.rand(n, 2, generator=generator, device=device, dtype=torch.float32) * MAX_MAGNITUDE
+        if magnitudes is None:
+            magnitudes = torch.rand(n, 2, generator=generator, device=device, dtype=torch.float32) * MAX_MAGNITUDE
         signs = torch.randint(0, 2, (n, 2), generator=generator, device=device, dtype=torch.int8) * 2 - 1
         positions = torch.rand(n, 2, 2, generator=generator, device=device, dtype=torch.float32)
         drawn = cls._trusted(first, second, magnitudes, signs, positions)

@@ -12,8 +12,9 @@ LAYERS = (
     ("cli", "integrations", "report", "bench"),
     ("experiments",),
     ("training",),
+    ("transfer",),
     ("baselines", "data", "networks"),
-    ("learner", "transfer", "capture", "observation"),
+    ("learner", "capture", "observation", "sealed"),
     ("hypergradient", "policy", "sampler", "features", "replay", "distributed"),
     ("embedding", "transformation", "ops"),
 )

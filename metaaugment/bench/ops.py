@@ -22,8 +22,9 @@ from rich.table import Table
 from torch import Tensor
 
 from metaaugment.bench import pillow
-from metaaugment.bench.record import choose_device, timed, write
+from metaaugment.bench.record import timed, write
 from metaaugment.ops import OPS, PAPER_OPS, find_space
+from metaaugment.training.machine import choose_device
 from metaaugment.transformation import Transformation, apply
 
 ROUNDS = 7

@@ -12,14 +12,16 @@ import torch.nn.functional as F
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
-from metaaugment.bench.record import choose_device, timed, write
+from metaaugment.bench.record import timed, write
 from metaaugment.capture import CapturedStep
+from metaaugment.features import feature_dim
 from metaaugment.learner import Learner
 from metaaugment.networks import network
 from metaaugment.policy import PolicyNetwork
 from metaaugment.sampler import TransformationSampler
+from metaaugment.training.machine import choose_device
 
 ROUNDS = 7
 CLASSES = 100
@@ -118,8 +120,7 @@ def build(variant: Variant, name: str, batch: int, device: str) -> Callable[[], 
             return captured_plain(plain, next(batches))
         return lambda: plain(*next(batches))
 
-    features = next(module for module in reversed(list(net.modules())) if isinstance(module, nn.Linear)).in_features
-    policy = PolicyNetwork(features).to(device)
+    policy = PolicyNetwork(feature_dim(net)).to(device)
     learner = Learner(
         net, TransformationSampler(), policy, route=variant.route, lagged=variant.lagged, every=variant.every,
         prepare=prepare,

@@ -3,6 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from metaaugment.networks.residual import initialize, three_groups
+
 
 class WideResNet(nn.Module):
     """WRN-depth-width: three groups of blocks at 32, 16 and 8 pixels (for images of 32), then the mean and a layer."""
@@ -11,22 +13,12 @@ class WideResNet(nn.Module):
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"depth is {depth}; a wide residual network has 6 n + 4 layers: 10, 16, 22, 28, 34, 40, …")
-        blocks = (depth - 4) // 6
-        widths = (16, 16 * width, 32 * width, 64 * width)
+        widths = [16, *(scale * width for scale in (16, 32, 64) for _ in range((depth - 4) // 6))]
         self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
-        self.blocks = nn.Sequential(
-            *(
-                Block(widths[group] if first else widths[group + 1], widths[group + 1], stride if first else 1)
-                for group, stride in enumerate((1, 2, 2))
-                for first in (True, *[False] * (blocks - 1))
-            )
-        )
-        self.norm = nn.BatchNorm2d(widths[3])
-        self.output = nn.Linear(widths[3], num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.zeros_(self.output.bias)
+        self.blocks = nn.Sequential(*(Block(*shape) for shape in three_groups(widths)))
+        self.norm = nn.BatchNorm2d(widths[-1])
+        self.output = nn.Linear(widths[-1], num_classes)
+        initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.blocks(self.stem(images))

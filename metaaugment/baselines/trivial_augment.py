@@ -1,0 +1,28 @@
+"""TrivialAugment (Müller and Hutter, 2021): one function an image at a strength of 0 to 30, both uniform."""
+
+import torch
+from torch import Tensor
+
+from metaaugment.embedding import K
+from metaaugment.ops import INDEX, MAX_MAGNITUDE
+from metaaugment.transformation import Transformation
+
+STRENGTHS = 31
+
+
+class TrivialAugmentSampler:
+    """Its 14 functions are the paper's; the second place of each pair is empty."""
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
+        device = generator.device if generator is not None else None
+        first = torch.randint(0, K, (n,), generator=generator, device=device)
+        strength = torch.randint(0, STRENGTHS, (n, 2), generator=generator, device=device)
+        # In float64: a third of a whole number in float32 may fall just short of the step that is meant.
+        magnitudes = strength.double() * MAX_MAGNITUDE / (STRENGTHS - 1)
+        return Transformation.draw(first, torch.full_like(first, INDEX["Identity"]), generator, magnitudes)
+
+    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
+        pass
+
+    def update(self) -> None:
+        pass

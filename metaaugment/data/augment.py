@@ -1,0 +1,97 @@
+"""The standard augmentation of a data set, batched on its device; drawn from a generator, applied by pure functions."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Bool, Int, UInt8
+from torch import Tensor
+
+Images = UInt8[Tensor, "n c h w"]
+Augmentation = Callable[[Tensor], Tensor]
+
+
+def flip(images: Images, flipped: Bool[Tensor, " n"]) -> Images:
+    """Left and right exchanged where `flipped`."""
+    return torch.where(flipped[:, None, None, None], images.flip(-1), images)
+
+
+def crop(images: Images, shift: Int[Tensor, "n 2"], fill: UInt8[Tensor, "c 1 1"]) -> Images:
+    """Each image moved by its (rows, columns), and what comes from outside filled: padding and a crop in one."""
+    n, c, h, w = images.shape
+    sample = torch.arange(n, device=images.device)[:, None, None, None]
+    channel = torch.arange(c, device=images.device)[None, :, None, None]
+    row = torch.arange(h, device=images.device) + shift[:, :1]
+    column = torch.arange(w, device=images.device) + shift[:, 1:]
+    moved = images[sample, channel, row.clamp(0, h - 1)[:, None, :, None], column.clamp(0, w - 1)[:, None, None, :]]
+    inside = ((row >= 0) & (row < h))[:, None, :, None] & ((column >= 0) & (column < w))[:, None, None, :]
+    return torch.where(inside, moved, fill)
+
+
+def cutout(images: Images, center: Int[Tensor, "n 2"], side: int, fill: UInt8[Tensor, "c 1 1"]) -> Images:
+    """A square of side × side pixels around each center filled, as far as it lies in the image."""
+    h, w = images.shape[-2:]
+    row = torch.arange(h, device=images.device) - center[:, :1] + side // 2
+    column = torch.arange(w, device=images.device) - center[:, 1:] + side // 2
+    inside = ((row >= 0) & (row < side))[:, None, :, None] & ((column >= 0) & (column < side))[:, None, None, :]
+    return torch.where(inside, fill, images)
+
+
+def random_flip(generator: torch.Generator) -> Augmentation:
+    """A fair coin an image."""
+
+    def augment(images: Tensor) -> Tensor:
+        return flip(images, torch.rand(len(images), generator=generator, device=images.device) < 0.5)
+
+    return augment
+
+
+def random_crop(padding: int, fill: Sequence[int], generator: torch.Generator) -> Augmentation:
+    """A crop of the image's own size out of the image padded by `padding` pixels."""
+    outside = color(fill, generator.device)
+
+    def augment(images: Tensor) -> Tensor:
+        shape = (len(images), 2)
+        shift = torch.randint(-padding, padding + 1, shape, generator=generator, device=images.device)
+        return crop(images, shift, outside)
+
+    return augment
+
+
+def random_cutout(side: int, fill: Sequence[int], generator: torch.Generator) -> Augmentation:
+    """DeVries and Taylor's Cutout: the center is any pixel, so that the square may reach over the border."""
+    inside = color(fill, generator.device)
+
+    def augment(images: Tensor) -> Tensor:
+        n, _, h, w = images.shape
+        center = [torch.randint(0, extent, (n,), generator=generator, device=images.device) for extent in (h, w)]
+        return cutout(images, torch.stack(center, 1), side, inside)
+
+    return augment
+
+
+def in_turn(augmentations: Sequence[Augmentation]) -> Augmentation | None:
+    """One after the other; None for none."""
+
+    def augment(images: Tensor) -> Tensor:
+        for augmentation in augmentations:
+            images = augmentation(images)
+        return images
+
+    return augment if augmentations else None
+
+
+def normalization(
+    mean: Sequence[float], std: Sequence[float], device: torch.device, layout: torch.memory_format
+) -> Augmentation:
+    """From uint8 to what a network takes: zero mean and unit deviation a channel."""
+    shift = torch.tensor(mean, device=device)[:, None, None] * 255
+    scale = 1 / (torch.tensor(std, device=device)[:, None, None] * 255)
+
+    def prepare(images: Tensor) -> Tensor:
+        return ((images - shift) * scale).to(memory_format=layout)
+
+    return prepare
+
+
+def color(fill: Sequence[int], device: torch.device) -> UInt8[Tensor, "c 1 1"]:
+    return torch.tensor(fill, dtype=torch.uint8, device=device)[:, None, None]

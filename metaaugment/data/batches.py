@@ -1,0 +1,141 @@
+"""Mini-batches in an order that is a function of the seed alone: the place in the data is one number, the step."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from metaaugment.data.files import CorruptImage, ImageFiles
+from metaaugment.data.images import Images
+
+Batch = tuple[Tensor, Tensor]
+EVALUATION_BATCH = 1000
+
+
+def derived_seed(*numbers: int) -> int:
+    """One seed from several numbers, unrelated for different ones."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class Reader:
+    """How files become batches: by how many worker processes, and what happens to those that cannot be read.
+
+    Args:
+        workers: processes that read ahead; 0 reads in this one.
+        skip: whether unreadable files are left out and counted in `unreadable`, instead of raising `CorruptImage`.
+    """
+
+    def __init__(self, workers: int = 0, skip: bool = False) -> None:
+        self.workers = workers
+        self.skip = skip
+        self.unreadable: set[str] = set()
+
+    def batches(self, views: Any, indices: Any, device: torch.device, full: bool = False) -> Iterator[Batch]:
+        """Batches of views; with `full`, others of the batch stand in for those that are left out."""
+        loader = DataLoader(
+            views,
+            batch_sampler=indices,
+            collate_fn=list,  # stacked below, when the unreadable ones are out
+            num_workers=self.workers,
+            prefetch_factor=4 if self.workers else None,
+        )
+        for batch in loader:
+            for problem in (view for view in batch if isinstance(view, str)):
+                if not self.skip:
+                    raise CorruptImage(problem)
+                self.unreadable.add(problem)
+            readable = [view for view in batch if not isinstance(view, str)]
+            if readable:
+                readable = list(itertools.islice(itertools.cycle(readable), len(batch))) if full else readable
+                images = torch.stack([image for image, _ in readable])
+                labels = torch.tensor([label for _, label in readable])
+                yield images.to(device), labels.to(device)
+
+
+class Batches:
+    """Shuffled mini-batches of a split on a device, without end; an epoch leaves out what does not fill its last one.
+
+    A split in memory should lie on the device. Files are cropped at random by a generator of the seed, the epoch and
+    the file alone, so that neither the number of workers nor an interruption changes anything.
+    """
+
+    def __init__(
+        self, split: Images | ImageFiles, batch: int, seed: int, device: torch.device, reader: Reader | None = None
+    ) -> None:
+        self.split, self.batch, self.seed, self.device = split, batch, seed, device
+        self.reader = reader or Reader()
+
+    @property
+    def steps(self) -> int:
+        """In an epoch."""
+        return len(self.split) // self.batch
+
+    def order(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch))
+        return torch.randperm(len(self.split), generator=generator)[: self.steps * self.batch].view(-1, self.batch)
+
+    def since(self, step: int) -> Iterator[Batch]:
+        """The batches from a step on, counted over all epochs from 0."""
+        if isinstance(self.split, ImageFiles):
+            views = _TrainingViews(self.split, self.seed)
+            yield from self.reader.batches(views, self._named(step), self.device, full=True)
+        else:
+            for epoch in itertools.count(step // self.steps):
+                for row in self.order(epoch).to(self.device)[step % self.steps :]:
+                    yield self.split.images[row], self.split.labels[row]
+                step = 0
+
+    def _named(self, step: int) -> Iterator[list[tuple[int, int]]]:
+        """Epoch and place of each image of each batch."""
+        for epoch in itertools.count(step // self.steps):
+            for row in self.order(epoch)[step % self.steps :].tolist():
+                yield [(epoch, place) for place in row]
+            step = 0
+
+
+def once(
+    split: Images | ImageFiles, device: torch.device, reader: Reader | None = None, batch: int = EVALUATION_BATCH
+) -> Iterator[Batch]:
+    """All of a split in its order, for evaluation."""
+    places = (range(start, min(start + batch, len(split))) for start in range(0, len(split), batch))
+    if isinstance(split, ImageFiles):
+        yield from (reader or Reader()).batches(_EvaluationViews(split), places, device)
+    else:
+        for part in places:
+            yield split.images[part.start : part.stop].to(device), split.labels[part.start : part.stop].to(device)
+
+
+class _EvaluationViews:
+    """What can be shown of files; a sentence in the place of one that cannot be read (exceptions of worker processes
+    would come back wrapped in tracebacks)."""
+
+    def __init__(self, split: ImageFiles) -> None:
+        self.split = split
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int] | str:
+        try:
+            return self.split[place]
+        except CorruptImage as error:
+            return str(error)
+
+
+class _TrainingViews:
+    def __init__(self, split: ImageFiles, seed: int) -> None:
+        self.split, self.seed = split, seed
+
+    def __getitem__(self, name: tuple[int, int]) -> tuple[Tensor, int] | str:
+        epoch, place = name
+        generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch, place))
+        try:
+            return self.split.image(place, generator), int(self.split.labels[place])
+        except CorruptImage as error:
+            return str(error)
+
+
+def on_device(split: Images | ImageFiles, device: torch.device) -> Images | ImageFiles:
+    """Images in memory, moved to the device; files as they are."""
+    return Images(split.images.to(device), split.labels.to(device)) if isinstance(split, Images) else split

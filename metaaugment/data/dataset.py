@@ -1,0 +1,259 @@
+"""Data sets by name: three splits, the names of the classes, and what images are normalized and filled with."""
+
+import hashlib
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaaugment.data import cifar, digits, folder, omniglot
+from metaaugment.data.layout import Missing, data_root
+from metaaugment.data.progress import Progress, silent
+from metaaugment.data.splits import Split, Splits, split
+from metaaugment.transformation import MAX_SIDE
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """Training, validation and test images.
+
+    `mean`, `std`: of each channel, for values in 0..1. `fill`: the color of what geometry uncovers, 0..255.
+    `note`: what a user should know, such as how it was split.
+    """
+
+    name: str
+    train: Split
+    val: Split
+    test: Split
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    fill: tuple[int, ...]
+    note: str = ""
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that change with any image, label or order (files: with any name or size)."""
+        sha = hashlib.sha256("\0".join(self.classes).encode("utf-8", "surrogateescape"))
+        for part in (self.train, self.val, self.test):
+            sha.update(part.digest())
+        return sha.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a reader: the seed of the splits, the side of the images, the shares held out."""
+
+    root: Path
+    seed: int
+    size: int
+    held_out: tuple[float, float]
+    progress: Progress
+
+
+def mean_color(mean: Sequence[float]) -> tuple[int, ...]:
+    return tuple(round(255 * value) for value in mean)
+
+
+def black(mean: Sequence[float]) -> tuple[int, ...]:
+    """The background of drawings."""
+    return (0,) * len(mean)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An official archive: its address, its published MD5, and what it unpacks to, under the data folder."""
+
+    url: str
+    md5: str
+    unpacks_to: str
+    # Refused beyond this: a little above what the archive is known to hold.
+    max_bytes: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A data set that can be asked for by name.
+
+    `locate` finds it under a root, raising `Missing` (None: it has no place of its own). `sizes`: the sides in pixels
+    that can be chosen, `size` the usual one. `held_out`: the usual shares of validation and test images, where they
+    can be chosen. `how`: how to get it, for a folder {root}.
+    """
+
+    title: str
+    read: Callable[[Request], Splits]
+    locate: Callable[[Path], Path] | None
+    layout: str
+    how: str
+    size: int
+    sizes: range
+    held_out: tuple[float, float] | None = None
+    fill: Callable[[Sequence[float]], tuple[int, ...]] = mean_color
+    archives: tuple[Archive, ...] = ()
+
+
+TORONTO = "https://www.cs.toronto.edu/~kriz"
+LAKE = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
+
+DATASETS: dict[str, Entry] = {
+    "digits": Entry(
+        "digits",
+        read=lambda ask: digits.read(ask.seed, ask.size),
+        locate=lambda root: digits.locate(),
+        layout="within scikit-learn",
+        how="nothing to do: it comes with scikit-learn",
+        size=digits.SIZE,
+        sizes=range(8, 65),
+        fill=black,
+    ),
+    "cifar10": Entry(
+        "CIFAR-10",
+        read=lambda ask: cifar.read(cifar.CIFAR10, ask.root, ask.seed),
+        locate=lambda root: cifar.locate(cifar.CIFAR10, root),
+        layout="cifar-10-batches-bin/*.bin, or the Python version: cifar-10-batches-py",
+        how="metaaugment data get cifar10 --data {root}",
+        size=32,
+        sizes=range(32, 33),
+        archives=(
+            Archive(
+                f"{TORONTO}/cifar-10-binary.tar.gz",
+                md5="c32a1d4ab5d03f1284b67883e8d87530",
+                unpacks_to="cifar-10-batches-bin",
+                max_bytes=200_000_000,
+            ),
+        ),
+    ),
+    "cifar100": Entry(
+        "CIFAR-100",
+        read=lambda ask: cifar.read(cifar.CIFAR100, ask.root, ask.seed),
+        locate=lambda root: cifar.locate(cifar.CIFAR100, root),
+        layout="cifar-100-binary/{train,test}.bin, or the Python version: cifar-100-python",
+        how="metaaugment data get cifar100 --data {root}",
+        size=32,
+        sizes=range(32, 33),
+        archives=(
+            Archive(
+                f"{TORONTO}/cifar-100-binary.tar.gz",
+                md5="03b5dce01913d631647c71ecec9e9cb8",
+                unpacks_to="cifar-100-binary",
+                max_bytes=200_000_000,
+            ),
+        ),
+    ),
+    "omniglot": Entry(
+        "Omniglot",
+        read=lambda ask: omniglot.read(omniglot.OMNIGLOT, ask.root, ask.seed, ask.size, ask.progress),
+        locate=lambda root: omniglot.locate(omniglot.OMNIGLOT, root),
+        layout="omniglot/images_background/ALPHABET/characterNN/*.png, and images_evaluation",
+        how="metaaugment data get omniglot --data {root}",
+        size=omniglot.SIZE,
+        sizes=range(8, 106),
+        fill=black,
+        archives=(
+            Archive(
+                f"{LAKE}/images_background.zip",
+                md5="68d2efa1b9178cc56df9314c21c6e718",
+                unpacks_to="omniglot/images_background",
+                max_bytes=100_000_000,
+            ),
+            Archive(
+                f"{LAKE}/images_evaluation.zip",
+                md5="6b91aef0f799c5bb55b94e3f2daec811",
+                unpacks_to="omniglot/images_evaluation",
+                max_bytes=100_000_000,
+            ),
+        ),
+    ),
+    "imagenet": Entry(
+        "ImageNet",
+        read=lambda ask: folder.read_imagenet(ask.root, ask.seed, ask.held_out, ask.size),
+        locate=folder.locate_whole_imagenet,
+        layout="imagenet/train/CLASS/*.JPEG, and val",
+        how="register at https://image-net.org/download, and unpack the training and validation images of ILSVRC2012 "
+        "to {root}/imagenet/train and {root}/imagenet/val, in both a folder for each class",
+        size=folder.SIZE,
+        sizes=range(8, MAX_SIDE + 1),
+        held_out=folder.IMAGENET_HELD_OUT,
+    ),
+    "folder": Entry(
+        "folder",
+        read=lambda ask: folder.read_folder(ask.root, ask.seed, ask.held_out, ask.size),
+        locate=None,
+        layout="a folder of images for each class; or train, val and test folders with such folders in them",
+        how="name a folder of your own images with --data",
+        size=folder.SIZE,
+        sizes=range(8, MAX_SIDE + 1),
+        held_out=folder.HELD_OUT,
+    ),
+}
+
+
+def dataset(
+    name: str,
+    root: Path | str | None = None,
+    *,
+    seed: int = 0,
+    size: int | None = None,
+    per_class: int | None = None,
+    held_out: tuple[float, float] | None = None,
+    progress: Progress = silent,
+) -> DataSet:
+    """A data set by its name, read from under `root` (default: $METAAUGMENT_DATA, else ~/.cache/metaaugment).
+
+    `seed` draws the splits; it is no seed of training. `size`: side of the images in pixels, where it can be chosen.
+    `per_class`: so many training images of each class, drawn by the seed; the other splits stay as they are.
+    `held_out`: shares of validation and test images, for a folder that has no such splits.
+    """
+    entry = find(name)
+    if root is None and entry.locate is None:
+        raise ValueError(f"the data set {name} has no usual place; {entry.how}")
+    where, size = data_root(root), entry.size if size is None else size
+    if size not in entry.sizes:
+        first, last = entry.sizes[0], entry.sizes[-1]
+        allowed = f"{first} pixels a side" if first == last else f"{first} to {last} pixels a side"
+        raise ValueError(f"size is {size}; images of {entry.title} have {allowed}")
+    if held_out is not None and entry.held_out is None:
+        raise ValueError(f"held_out is {held_out}; the splits of {entry.title} are fixed, leave it out")
+    try:
+        read = entry.read(Request(where, seed, size, held_out or entry.held_out or (0, 0), progress))
+    except Missing as missing:
+        state = "not complete" if missing.incomplete else "not there"
+        raise ValueError(f"{entry.title} is {state}: {missing}; {way_out(name, where, missing)}") from None
+    train, note = read.train, read.note
+    if per_class is not None:
+        train = fewer(train, len(read.classes), per_class, seed)
+        note = f"{note}; {per_class} training images of each class kept"
+    mean, std = train.statistics()
+    # A channel that is the same everywhere is left at zero instead of divided by it.
+    std = tuple(value or 1.0 for value in std)
+    return DataSet(name, train, read.val, read.test, read.classes, mean, std, entry.fill(mean), note)
+
+
+def find(name: str) -> Entry:
+    if name not in DATASETS:
+        raise ValueError(f"unknown data set {name!r}; choose one of {', '.join(DATASETS)}")
+    return DATASETS[name]
+
+
+def way_out(name: str, root: Path, missing: Missing) -> str:
+    """What to do about data that are missing."""
+    how = DATASETS[name].how.format(root=shlex.quote(str(root)))
+    if not DATASETS[name].archives:
+        return how
+    return f"move {missing.where} away and get it again: {how}" if missing.incomplete else f"get it: {how}"
+
+
+def fewer(train: Split, num_classes: int, per_class: int, seed: int) -> Split:
+    """So many training images of each class; a larger number keeps those of a smaller one, and adds to them."""
+    most = int(train.labels.bincount(minlength=num_classes).min())
+    if not 1 <= per_class <= most:
+        raise ValueError(f"per_class is {per_class}; it must be 1 to {most}, the images of the smallest class")
+    chosen, _ = split(train.labels, seed, [per_class] * num_classes)
+    return train.take(chosen)

@@ -1,0 +1,143 @@
+"""Labeled images in files, decoded when they are asked for."""
+
+import hashlib
+import math
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+# What networks trained on ImageNet expect: the published mean and deviation of its training images.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+AREA = (0.08, 1.0)
+RATIO = (3 / 4, 4 / 3)
+TRIES = 10
+
+
+class CorruptImage(ValueError):
+    """A file that holds no image that can be read."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageFiles:
+    """Image files under a folder, and their labels; a data set to torch's DataLoader, and small to hand to its workers.
+
+    `names` are relative to the folder, with slashes. Images are uint8 [3, size, size].
+    """
+
+    root: Path
+    names: tuple[str, ...]
+    labels: Int64[Tensor, " n"]
+    size: int = 224
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, i: int) -> tuple[UInt8[Tensor, "3 size size"], int]:
+        return self.image(i), int(self.labels[i])
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(self.root / name for name in self.names)
+
+    def image(self, i: int, generator: torch.Generator | None = None) -> UInt8[Tensor, "3 size size"]:
+        """The view for evaluation, its middle; with a generator one for training, a random part of it.
+
+        Raises `CorruptImage` for a file that is no image.
+        """
+        picture = read_image(self.root / self.names[i])
+        view = middle(picture, self.size) if generator is None else random_part(picture, self.size, generator)
+        return torch.from_numpy(np.array(view)).permute(2, 0, 1).contiguous()
+
+    def take(self, index: Int64[Tensor, " k"]) -> "ImageFiles":
+        """These ones, in this order."""
+        return replace(self, names=tuple(self.names[i] for i in index.tolist()), labels=self.labels[index])
+
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """ImageNet's published mean and deviation: to read every file for one's own would take as long as an epoch."""
+        return IMAGENET_MEAN, IMAGENET_STD
+
+    def digest(self) -> bytes:
+        """SHA-256 of names, sizes of the files in bytes, and labels; the pixels are not read."""
+        sha = hashlib.sha256(f"{len(self)} {self.size}".encode())
+        for name, label in zip(self.names, self.labels.tolist(), strict=True):
+            sha.update(f"{name}\0{(self.root / name).stat().st_size}\0{label}\n".encode("utf-8", "surrogateescape"))
+        return sha.digest()
+
+
+def middle(picture: Image.Image, size: int) -> Image.Image:
+    """The view for evaluation: the shorter side becomes 256 / 224 of the size, and the center is kept."""
+    shorter, side = min(picture.size), round(size * 256 / 224)
+    width, height = (side * length // shorter for length in picture.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    # Only what is kept is scaled: a strip of an image would have a shorter side of 256 pixels, and gigabytes.
+    across, down = picture.width / width, picture.height / height
+    right, bottom = min(picture.width, (left + size) * across), min(picture.height, (top + size) * down)
+    # Pillow's bilinear filter widens with the reduction, which is what antialiasing is.
+    return picture.resize((size, size), Image.Resampling.BILINEAR, box=(left * across, top * down, right, bottom))
+
+
+def random_part(picture: Image.Image, size: int, generator: torch.Generator) -> Image.Image:
+    """The view for training: a part of 8 to 100 % of the area, its sides 3:4 to 4:3, scaled to a square.
+
+    The first of ten draws that fits; where none does, the largest part of a permitted shape in the middle.
+    """
+    width, height = picture.size
+    # All ten draws at once: an image takes the same count of random numbers whatever its shape.
+    for area, shape, x, y in torch.rand(TRIES, 4, dtype=torch.float64, generator=generator).tolist():
+        area = (AREA[0] + area * (AREA[1] - AREA[0])) * width * height
+        ratio = RATIO[0] * (RATIO[1] / RATIO[0]) ** shape
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(x * (width - w + 1)), int(y * (height - h + 1))
+            break
+    else:
+        w, h = max(1, min(width, round(height * RATIO[1]))), max(1, min(height, round(width / RATIO[0])))
+        left, top = (width - w) // 2, (height - h) // 2
+    return picture.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + w, top + h))
+
+
+def read_image(file: Path) -> Image.Image:
+    """The image of a file as a viewer shows it, in RGB: turned as its EXIF orientation says, on white where clear.
+
+    Of several frames the first; 16-bit grey by its upper 8 bits. Raises `CorruptImage` for all that is no image.
+    """
+    with file.open("rb") as stream, warnings.catch_warnings():
+        # A damaged EXIF block, or a photo larger than usual, is no reason to speak up at each epoch.
+        warnings.simplefilter("ignore")
+        try:
+            return _decode(stream)
+        except Exception as error:  # a broken file makes Pillow raise nearly every exception there is
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk's fault, not the image's
+            raise CorruptImage(
+                f"{file} cannot be read as an image ({_reason(error)}); remove it, or pass --corrupt skip"
+            ) from None
+
+
+def _decode(stream: BinaryIO) -> Image.Image:
+    picture: Image.Image = Image.open(stream)
+    ImageOps.exif_transpose(picture, in_place=True)
+    if picture.mode == "F":
+        raise ValueError("its pixels are floating-point numbers, of no known range")
+    if picture.mode.startswith("I"):
+        picture = Image.fromarray((np.asarray(picture).clip(0, 65535) // 256).astype(np.uint8))
+    if picture.has_transparency_data:
+        clear = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear)
+    return picture.convert("RGB")
+
+
+def _reason(error: Exception) -> str:
+    """Why, in a few words; Pillow's own sentence for an unknown format names a stream nobody knows."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not in a format that Pillow knows, or broken at its start"
+    return str(error).rstrip(".") or type(error).__name__

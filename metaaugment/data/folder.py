@@ -1,0 +1,237 @@
+"""Folders of images: one folder a class, beneath train, val and test folders where a tree has them."""
+
+import itertools
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from metaaugment.data.files import ImageFiles
+from metaaugment.data.layout import Missing
+from metaaugment.data.splits import Splits, split
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+# The names, in small letters, under which a tree may hold its splits.
+SPLIT_NAMES = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
+WORDS = {"val": "validation", "test": "the test"}
+SIZE = 224
+# Shares of each class held out for validation and for the test, where no folder gives them.
+HELD_OUT = (0.1, 0.2)
+# 2 % for validation; the test set is the official validation folder.
+IMAGENET_HELD_OUT = (0.02, 0.0)
+IMAGENET_CLASSES = 1000
+
+
+class Tree(NamedTuple):
+    """Class folders: their names in order, and the files of each, relative to the root."""
+
+    folder: Path
+    classes: tuple[str, ...]
+    names: list[list[str]]
+
+
+def read_folder(root: Path, seed: int, held_out: tuple[float, float] = HELD_OUT, size: int = SIZE) -> Splits:
+    """A user's images: the splits that have a folder, and the others cut from the training images by the seed.
+
+    Where train holds folders, it and its neighbors val (validation, valid) and test are splits; else the folders of
+    the root are the classes, whatever their names. Raises ValueError for a tree that cannot be read so, or not split.
+    """
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {root}; name one that holds a folder of images for each class")
+    found = split_folders(root)
+    if not found:
+        return cut(root, {"train": scan(root, root)}, seed, held_out, size)
+    trees = {name: scan(root, folder) for name, folder in found.items()}
+    unused = sorted(set(_folders(root)) - {folder.name for folder in found.values()})
+    return cut(root, trees, seed, held_out, size, (f"not used: {', '.join(unused)}",) if unused else ())
+
+
+def read_imagenet(root: Path, seed: int, held_out: tuple[float, float] = IMAGENET_HELD_OUT, size: int = SIZE) -> Splits:
+    """ImageNet, or some of its classes: its validation images are the test set, ours are cut from the training images.
+
+    Its official test images have no public labels.
+    """
+    folder = locate_imagenet(root)
+    trees = {"train": scan(folder, folder / "train"), "test": scan(folder, folder / "val")}
+    remarks = ["the official validation images are the test set"]
+    if len(trees["train"].classes) != IMAGENET_CLASSES:
+        remarks.append(f"{len(trees['train'].classes)} of ImageNet's {IMAGENET_CLASSES:,} classes")
+    return cut(folder, trees, seed, held_out, size, remarks)
+
+
+def locate_imagenet(root: Path) -> Path:
+    """The folder with train and val. Raises `Missing` where there is none."""
+    for folder in (root / "imagenet", root):
+        absent = [folder / name for name in ("train", "val") if not (folder / name).is_dir()]
+        if not absent:
+            return folder
+        if len(absent) == 1:
+            raise Missing(f"{absent[0]} is missing", folder, incomplete=True)
+    where = root / "imagenet"
+    raise Missing(f"{where / 'train'} was looked for, and {root / 'train'}", where)
+
+
+def locate_whole_imagenet(root: Path) -> Path:
+    """The same, if both folders have all classes."""
+    folder = locate_imagenet(root)
+    for name in ("train", "val"):
+        found = len(_folders(folder / name))
+        if found != IMAGENET_CLASSES:
+            sentence = f"{folder / name} has {found:,} class folders where {IMAGENET_CLASSES:,} are expected"
+            raise Missing(sentence, folder, incomplete=True)
+    return folder
+
+
+def split_folders(root: Path) -> dict[str, Path]:
+    """The split folders of a tree by the name of their split; none where the root's folders are the classes."""
+    found: dict[str, Path] = {}
+    for folder in _folders(root):
+        for name, spellings in SPLIT_NAMES.items():
+            if folder.lower() in spellings:
+                if name in found:
+                    raise ValueError(f"{root} has both {found[name].name} and {folder}; keep one of them")
+                found[name] = root / folder
+    splits = {name for name, folder in found.items() if _folders(folder) and not any(_files(folder))}
+    if splits and "train" not in found:
+        raise ValueError(f"{root} has {found[min(splits)].name} and no train; add train, with a folder for each class")
+    return found if "train" in splits else {}
+
+
+def scan(root: Path, folder: Path) -> Tree:
+    """The class folders in a folder. Raises ValueError where there are fewer than two, or one has no images."""
+    classes = _folders(folder)
+    if not classes:
+        flat = " (its images lie there without any)" if any(_files(folder)) else ""
+        raise ValueError(f"{folder} has no class folders{flat}; put the images of each class in a folder of its own")
+    if len(classes) == 1:
+        raise ValueError(f"{folder} has one class folder, {classes[0]}; a classifier needs at least 2")
+    above = {_identity(root), _identity(folder)}
+    start = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
+    names = [list(_images(folder / name, f"{start}{name}/", set(above))) for name in classes]
+    empty = [name for name, files in zip(classes, names, strict=True) if not files]
+    if empty:
+        kinds = " ".join(extension.removeprefix(".") for extension in EXTENSIONS)
+        raise ValueError(f"no images in class {_some(empty)} of {folder}; add some ({kinds}), or remove the folder")
+    return Tree(folder, tuple(classes), names)
+
+
+def cut(
+    root: Path,
+    trees: dict[str, Tree],
+    seed: int,
+    held_out: tuple[float, float],
+    size: int,
+    remarks: Iterable[str] = (),
+) -> Splits:
+    """Three splits from the trees of some; the others are cut from the training images, a share of each class."""
+    train = trees["train"]
+    for tree in trees.values():
+        _same_classes(train, tree)
+    shares = {name: share for name, share in zip(WORDS, held_out, strict=True) if name not in trees}
+    if any(not 0 < share < 1 for share in shares.values()) or sum(shares.values()) >= 1:
+        given = " and ".join(f"{share:g} for {WORDS[name]}" for name, share in shares.items())
+        raise ValueError(f"the shares held out are {given}; each must be above 0, and their sum below 1")
+    parts = [[_held(share, len(files)) for files in train.names] for share in shares.values()]
+    for name, files in zip(train.classes, train.names, strict=True):
+        _enough(name, len(files), shares, train.folder)
+    splits = {name: _image_files(root, tree, size) for name, tree in trees.items()}
+    if shares:
+        *chosen, rest = split(splits["train"].labels, seed, *parts)
+        splits |= {name: splits["train"].take(index) for name, index in zip(shares, chosen, strict=True)}
+        splits["train"] = splits["train"].take(rest)
+    if len(splits["val"]) > len(splits["train"]):
+        raise ValueError(
+            f"{root} gives {len(splits['val']):,} images for validation and {len(splits['train']):,} for training; "
+            "move some from the one to the other"
+        )
+    told = [f"{len(train.classes):,} classes of {root}"]
+    for name, share in shares.items():
+        told.append(f"for {WORDS[name]} {share:.0%} of each class, cut from the training images by seed {seed}")
+    return Splits(splits["train"], splits["val"], splits["test"], train.classes, "; ".join((*told, *remarks)))
+
+
+def _held(share: float, n: int) -> int:
+    """How many of a class of n are held out: a share, and at least one."""
+    return max(1, math.floor(share * n + 0.5))
+
+
+def _enough(name: str, n: int, shares: dict[str, float], folder: Path) -> None:
+    def left(n: int) -> int:
+        return n - sum(_held(share, n) for share in shares.values())
+
+    if left(n) < 1:
+        needed = next(enough for enough in itertools.count(n) if left(enough) >= 1)
+        raise ValueError(
+            f"class {name} of {folder} has {n} images, too few to hold some out for "
+            f"{' and '.join(WORDS[part] for part in shares)}; {needed} are needed"
+        )
+
+
+def _same_classes(train: Tree, other: Tree) -> None:
+    absent, extra = set(train.classes) - set(other.classes), set(other.classes) - set(train.classes)
+    if absent or extra:
+        without = [f"lacks {_some(sorted(absent))}"] if absent else []
+        beyond = [f"has {_some(sorted(extra))} besides"] if extra else []
+        raise ValueError(
+            f"{other.folder} {' and '.join(without + beyond)}; it must have the class folders of {train.folder}"
+        )
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _image_files(root: Path, tree: Tree, size: int) -> ImageFiles:
+    counts = torch.tensor([len(files) for files in tree.names])
+    labels = torch.arange(len(counts)).repeat_interleave(counts)
+    return ImageFiles(root, tuple(itertools.chain.from_iterable(tree.names)), labels, size)
+
+
+def _folders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if not _hidden(entry) and _is_folder(entry))
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Names of the images right in a folder."""
+    with os.scandir(folder) as entries:
+        yield from (entry.name for entry in entries if _is_image(entry))
+
+
+def _images(folder: Path, start: str, seen: set[tuple[int, int]]) -> Iterator[str]:
+    """Names of the images in a folder and those within it, in order; a folder seen before is not entered again."""
+    if _identity(folder) in seen:
+        return
+    seen.add(_identity(folder))
+    with os.scandir(folder) as entries:
+        ordered = sorted(entries, key=lambda entry: entry.name)
+    for entry in ordered:
+        if not _hidden(entry) and _is_folder(entry):
+            yield from _images(folder / entry.name, f"{start}{entry.name}/", seen)
+        elif _is_image(entry):
+            yield start + entry.name
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """What makes two paths the same folder; links lead back to themselves otherwise."""
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _hidden(entry: os.DirEntry[str]) -> bool:
+    return entry.name.startswith(".")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    # os.path follows links and takes one that leads nowhere, or round in a circle, for nothing.
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    if _hidden(entry) or not entry.name.lower().endswith(EXTENSIONS):
+        return False
+    return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()

@@ -1,0 +1,49 @@
+"""Labeled images in memory."""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Images:
+    """Images and their labels; indexed one by one it is a data set to torch's DataLoader."""
+
+    images: UInt8[Tensor, "n c h w"]
+    labels: Int64[Tensor, " n"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int) -> tuple[UInt8[Tensor, "c h w"], int]:
+        return self.images[i], int(self.labels[i])
+
+    def take(self, index: Int64[Tensor, " k"]) -> "Images":
+        """These ones, in this order."""
+        return Images(self.images[index], self.labels[index])
+
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel, for values in 0..1.
+
+        From whole numbers up to the last division, so that no order of summation shows in them.
+        """
+        moments = [_moments(self.images[:, channel]) for channel in range(self.images.shape[1])]
+        return tuple(mean for mean, _ in moments), tuple(std for _, std in moments)
+
+    def digest(self) -> bytes:
+        """SHA-256 of shapes, labels and pixels."""
+        sha = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        sha.update(self.labels.cpu().numpy().astype("<i8").data)
+        sha.update(self.images.cpu().contiguous().numpy().data)
+        return sha.digest()
+
+
+def _moments(values: UInt8[Tensor, "..."]) -> tuple[float, float]:
+    counts = torch.bincount(values.flatten(), minlength=256).tolist()
+    n = sum(counts)
+    first = sum(value * count for value, count in enumerate(counts))
+    second = sum(value**2 * count for value, count in enumerate(counts))
+    return first / (255 * n), (n * second - first**2) ** 0.5 / (255 * n)

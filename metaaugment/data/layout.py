@@ -1,0 +1,42 @@
+"""Where data sets lie on disk."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+
+class Missing(ValueError):
+    """Data that are not where they were looked for, or not all there.
+
+    `where`: the folder that should hold them. `incomplete`: it is there, and something in it is missing or damaged.
+    """
+
+    def __init__(self, reason: str, where: Path, incomplete: bool = False) -> None:
+        super().__init__(reason)
+        self.where = where
+        self.incomplete = incomplete
+
+
+def data_root(root: Path | str | None) -> Path:
+    """The folder of all data sets: the one given, else $METAAUGMENT_DATA, else ~/.cache/metaaugment."""
+    return Path(root or os.environ.get("METAAUGMENT_DATA") or "~/.cache/metaaugment").expanduser()
+
+
+def find_complete(
+    root: Path, names: Sequence[str], holds: Callable[[Path], bool], problems: Callable[[Path], Iterator[str]]
+) -> Path | None:
+    """The first folder without problems, of those that hold some of the data; None where there are no such folders.
+
+    Looks at the folders of the official names under the root, then at the root. Raises `Missing` for the first problem
+    of the first folder where all have some.
+    """
+    incomplete: list[Missing] = []
+    for folder in (*(root / name for name in names), root):
+        if folder.is_dir() and holds(folder):
+            reason = next(problems(folder), None)
+            if reason is None:
+                return folder
+            incomplete.append(Missing(reason, folder, incomplete=True))
+    if incomplete:
+        raise incomplete[0]
+    return None

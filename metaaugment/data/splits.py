@@ -1,0 +1,54 @@
+"""Training, validation and test splits: drawn by a seed, class by class."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from metaaugment.data.files import ImageFiles
+from metaaugment.data.images import Images
+
+Split = Images | ImageFiles
+
+
+class Splits(NamedTuple):
+    """What a reader gives: three splits, the names of the classes, and what a user should know."""
+
+    train: Split
+    val: Split
+    test: Split
+    classes: tuple[str, ...]
+    note: str
+
+
+def split(labels: Int64[Tensor, " n"], seed: int, *parts: Sequence[int]) -> list[Int64[Tensor, " k"]]:
+    """Indices of each part, and of the rest: parts[p][c] samples of class c, drawn by the seed, in their old order.
+
+    A part keeps what a smaller one of the same seed has, and adds to it.
+    """
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"the split seed is {seed}; it must be 0 to {2**32 - 1}")
+    # RandomState and no other generator: its stream is the one that numpy promises never to change.
+    random = np.random.RandomState(seed)
+    counts = np.bincount(labels.numpy(), minlength=len(parts[0]))
+    members = np.split(np.argsort(labels.numpy(), kind="stable"), np.cumsum(counts)[:-1])
+    chosen: list[list[np.ndarray]] = [[] for _ in range(len(parts) + 1)]
+    for c, mine in enumerate(members):
+        ends = np.cumsum([part[c] for part in parts])
+        for part, indices in zip(chosen, np.split(random.permutation(mine), ends), strict=True):
+            part.append(indices)
+    return [torch.from_numpy(np.sort(np.concatenate(part))) for part in chosen]
+
+
+def apportion(total: int, sizes: Sequence[int]) -> list[int]:
+    """`total` samples shared out in proportion to the sizes of the classes; the largest remainders get one more."""
+    n = sum(sizes)
+    shares = [total * size // n for size in sizes]
+    remainders = [total * size % n for size in sizes]
+    by_remainder = sorted(range(len(sizes)), key=lambda c: -remainders[c])
+    for c in by_remainder[: total - sum(shares)]:
+        shares[c] += 1
+    return shares

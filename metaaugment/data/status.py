@@ -1,0 +1,35 @@
+"""Which data sets are there."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaaugment.data.dataset import DATASETS, way_out
+from metaaugment.data.layout import Missing, data_root
+
+
+@dataclass(frozen=True)
+class Status:
+    """A data set, the folder where it is or should be, its state, and how to get it (empty: it is there).
+
+    `state` is "complete", "missing", or "incomplete: " and what is wrong.
+    """
+
+    name: str
+    where: Path
+    state: str
+    how: str
+
+
+def status(root: Path | str | None = None) -> list[Status]:
+    """All data sets that have a place, from sizes and numbers of files: no image is read."""
+    return [_status(name, data_root(root)) for name, entry in DATASETS.items() if entry.locate is not None]
+
+
+def _status(name: str, root: Path) -> Status:
+    locate = DATASETS[name].locate
+    assert locate is not None
+    try:
+        return Status(name, locate(root), "complete", "")
+    except Missing as missing:
+        state = f"incomplete: {missing}" if missing.incomplete else "missing"
+        return Status(name, missing.where, state, way_out(name, root, missing))

@@ -1,0 +1,153 @@
+"""A recipe: every number that decides the outcome of a run, as one flat value."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from metaaugment.experiments.methods import METHODS
+from metaaugment.hypergradient import ROUTES
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: Annotated[str, tyro.conf.Suppress]
+    """What the run is called."""
+    dataset: str
+    """digits, cifar10, cifar100, omniglot, imagenet or folder."""
+    network: str
+    """Name of the task network."""
+    method: str = "metaaugment"
+    """Which augmentation: baseline, randaugment, trivialaugment or metaaugment."""
+    seed: int = 0
+    """Of everything random in training."""
+    policy: Path | None = None
+    """A learned policy to train under, as one file."""
+    pretrained: Path | None = None
+    """Weights that the task network starts from, as a safetensors file."""
+
+    # The task network
+    epochs: int = 200
+    """How often the training images are gone through."""
+    batch: int = 128
+    """Images in a mini-batch."""
+    lr: float = 0.1
+    """Learning rate at the start, falling to 0 along a cosine."""
+    warmup_epochs: int = 0
+    """Epochs in which the learning rate first rises, on a straight line."""
+    warmup_lr: float = 0.0
+    """Where that line starts."""
+    momentum: float = 0.9
+    """Of SGD."""
+    nesterov: bool = False
+    """Whether it is Nesterov's."""
+    weight_decay: float = 5e-4
+    """Of all parameters."""
+    clip: float | None = None
+    """Largest norm of the gradient; a longer one is shortened to it."""
+    label_smoothing: float = 0.0
+    """Share of a label spread over all classes."""
+    copies: int = 1
+    """Transformations drawn for each image of a mini-batch; the paper's MT has 4."""
+
+    # The policy
+    policy_batch: int = 128
+    """Validation images of a policy update."""
+    policy_optimizer: Literal["sgd", "adam"] = "sgd"
+    """What learns the policy network and alpha; adam does without the momentum."""
+    policy_lr: float = 1e-3
+    """Learning rate of the policy network and of alpha, fixed."""
+    policy_momentum: float = 0.9
+    """Of their SGD."""
+    policy_weight_decay: float = 5e-4
+    """Of both."""
+    policy_clip: float | None = None
+    """Largest norm of their gradient."""
+    alpha: float = 0.1
+    """Where the learned inner step size starts."""
+    epsilon: float = 0.1
+    """Share of uniform sampling in the distribution over transformations."""
+    window: int = 50
+    """Epochs whose outputs of the policy network make this distribution."""
+    route: str = "difference"
+    """How the alignment is computed: difference, forward or unrolled."""
+    lagged: bool = False
+    """Whether the task network is updated one policy step behind, which is cheaper."""
+    every: int = 1
+    """Steps from one policy update to the next."""
+    random_epochs: int = 0
+    """Epochs at the start with random transformations and equal weights."""
+    frozen_epochs: int = 0
+    """Epochs at the end under the policy learned so far, frozen."""
+    transfer: bool = False
+    """Whether the paper trains this row by transfer, so that metaaugment needs --policy FILE."""
+
+    # The data
+    size: int | None = None
+    """Side of an image in pixels; the data set's own if not given."""
+    per_class: int | None = None
+    """Train on this many images of each class only."""
+    split_seed: int = 0
+    """Of the splits, which all methods and seeds share."""
+    flip: bool = False
+    """Whether a fair coin exchanges left and right."""
+    crop: int = 0
+    """Pixels of padding around a random crop ahead of the transformation."""
+    baseline_crop: int = 0
+    """The same for the baseline, which has no transformation."""
+    cutout: int = 0
+    """Side of the square that Cutout fills behind the transformation; the baseline has none."""
+    space: str = "metaaugment"
+    """What a magnitude means: a name that `metaaugment ops --space` knows."""
+
+    def check(self) -> None:
+        """Refuse what no run can have, naming the flag."""
+        one_of(self.method, METHODS, "--method")
+        one_of(self.route, ROUTES, "--route")
+        for name in ("epochs", "batch", "copies", "policy_batch", "window", "every"):
+            self._refuse(name, getattr(self, name) >= 1, "a whole number of at least 1")
+        for name in ("warmup_epochs", "random_epochs", "frozen_epochs", "crop", "baseline_crop", "cutout", "seed"):
+            self._refuse(name, getattr(self, name) >= 0, "0 or more")
+        for name in ("lr", "warmup_lr", "weight_decay", "policy_lr", "policy_weight_decay", "alpha"):
+            self._refuse(name, 0 <= getattr(self, name) < float("inf"), "a number of 0 or more")
+        for name in ("momentum", "policy_momentum", "label_smoothing"):
+            self._refuse(name, 0 <= getattr(self, name) < 1, "0 or more, and less than 1")
+        for name in ("clip", "policy_clip", "size", "per_class"):
+            self._refuse(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
+        self._refuse("epsilon", 0 <= self.epsilon <= 1, "a share in [0, 1]")
+        self._refuse("nesterov", not self.nesterov or self.momentum > 0, "with --momentum above 0 only")
+        self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than the {self.epochs} epochs")
+        if self.method == "metaaugment":
+            learning = self.epochs - self.random_epochs - self.frozen_epochs
+            enough = learning > 0 or not (self.random_epochs or self.frozen_epochs)
+            self._refuse("epochs", enough, f"above {self.random_epochs} random and {self.frozen_epochs} frozen ones")
+            if self.transfer and self.policy is None:
+                raise ValueError(
+                    f"{self.name} is trained under a policy that was learned before; name its file with --policy FILE, "
+                    "or choose another --method"
+                )
+
+    def _refuse(self, name: str, good: bool, allowed: str) -> None:
+        if not good:
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)!r}; it must be {allowed}")
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Recipe":
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(values.keys() - known):
+            raise ValueError(f"unknown recipe field {unknown[0]!r}; the fields are {', '.join(sorted(known))}")
+        paths = {key: Path(values[key]) for key in ("policy", "pretrained") if values.get(key) is not None}
+        return cls(**{**values, **paths})
+
+
+def one_of(value: str, allowed: Mapping[str, object], flag: str) -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(value, allowed, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"{flag} is {value!r}{hint}; choose one of {', '.join(allowed)}")

@@ -1,0 +1,79 @@
+"""Checkpoints: the last one and the one before it, each written whole or not at all."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from metaaugment import sealed
+
+LAST = "checkpoint.safetensors"
+BEFORE = "checkpoint-before.safetensors"
+
+
+class Checkpoints:
+    """Writes the checkpoints of a run while training goes on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Copy a state and have it written; raises what went wrong with the one before."""
+        self.wait()
+        tree, tensors = sealed.copied(state)
+        self._writing = self._thread.submit(put, self.folder, tree, tensors)
+
+    def wait(self) -> None:
+        """Until the last state is on the disk, or else raise why it is not."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+
+def put(folder: Path, tree: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Put a new checkpoint in place; the last one is kept under another name.
+
+    `checkpoint.json` says to people where the run stands; the program never reads it.
+    """
+    last, before = folder / LAST, folder / BEFORE
+    if last.exists():
+        spare = folder / f".{BEFORE}.part"
+        spare.unlink(missing_ok=True)
+        try:
+            os.link(last, spare)
+        except OSError:  # a file system without links
+            shutil.copyfile(last, spare)
+        spare.replace(before)
+    sealed.write(last, "checkpoint", tree, tensors)
+    plain = {key: value for key, value in tree.items() if isinstance(value, str | int | float)}
+    (folder / "checkpoint.json").write_text(json.dumps(plain, indent=2) + "\n")
+
+
+def load(folder: Path) -> dict[str, Any] | None:
+    """The last checkpoint of a run; None where it has not come to one yet."""
+    last = folder / LAST
+    if not last.exists():
+        return None
+    try:
+        return sealed.load(last, "checkpoint")
+    except sealed.Damaged as error:
+        raise sealed.Damaged(last, error.reason, _way_out(folder)) from None
+
+
+def _way_out(folder: Path) -> str:
+    before = folder / BEFORE
+    with contextlib.suppress(OSError, ValueError):
+        state = sealed.load(before, "checkpoint")
+        return (
+            f"the checkpoint before it is intact, after epoch {state['epoch']}; "
+            f"go on from there with: mv {before} {folder / LAST}"
+        )
+    return f"there is no other checkpoint; start the run again in another folder, or remove {folder}"

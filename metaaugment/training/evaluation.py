@@ -1,0 +1,39 @@
+"""How well a network does on a split."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Score:
+    """Cross-entropy, and shares of samples whose label is the network's first, or among its first five, choices."""
+
+    loss: float
+    top1: float
+    top5: float
+
+
+@torch.no_grad()
+def evaluate(
+    network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], prepare: Callable[[Tensor], Tensor]
+) -> Score:
+    """In evaluation mode, with running statistics; the host waits for the device once, at the end."""
+    training, sums, count = network.training, None, 0
+    network.eval()
+    try:
+        for images, labels in batches:
+            logits = network(prepare(images)).float()
+            best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+            loss = F.cross_entropy(logits, labels, reduction="sum")
+            new = torch.stack([loss.double(), best[:, 0].sum().double(), best.sum().double()])
+            sums = new if sums is None else sums + new
+            count += len(labels)
+    finally:
+        network.train(training)
+    if sums is None:
+        raise ValueError("there is no image to evaluate on")
+    return Score(*(sums / count).tolist())

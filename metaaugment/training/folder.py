@@ -1,0 +1,43 @@
+"""The folder of a run: what lies in it, and who may write to it."""
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from metaaugment.sealed import write_atomically
+
+RECIPE, RESULT = "recipe.json", "result.json"
+
+
+def new(folder: Path) -> None:
+    """Make the folder of a new run; an existing one is another run's."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"{folder} exists already; continue its run with --resume {folder}, or choose another folder with --out"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Nobody else trains into this folder meanwhile; a process that dies gives it free."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process trains into {folder}; wait for it, or choose another --out") from None
+        yield
+
+
+def write_json(file: Path, value: Mapping[str, Any]) -> None:
+    write_atomically(file, lambda part: part.write_text(json.dumps(value, indent=2) + "\n"))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON file ({error}); it belongs to no run that can be continued") from None

@@ -1,0 +1,49 @@
+"""What a run or a bench runs on."""
+
+import contextlib
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+import metaaugment
+
+
+def choose_device(device: str | None) -> str:
+    """The one asked for, or CUDA where there is one."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device is {device!r}; choose cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is cuda, but PyTorch finds no CUDA device; leave the flag out to run on the CPU")
+    return device
+
+
+def machine(device: str) -> dict[str, str | int]:
+    packages = {}
+    for name in ("torch", "triton", "pillow", "torchvision", "timm", "kornia"):
+        with contextlib.suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    hardware = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} cores, {platform.machine()}"
+    packages = {"metaaugment": metaaugment.__version__, **packages}
+    return {"hardware": hardware, "threads": torch.get_num_threads(), "python": platform.python_version(), **packages}
+
+
+def commit() -> str | None:
+    """Of the code, where it runs from a checkout; with a + where it was changed since."""
+    here = Path(__file__).parent
+    git = ["git", "-C", str(here)]
+    try:
+        known = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True)
+        if known.returncode:
+            return None
+        head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

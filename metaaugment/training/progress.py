@@ -1,0 +1,114 @@
+"""How far a run is: a bar on a terminal, plain lines elsewhere, and TensorBoard where it is wanted."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from metaaugment.training.log import Row
+from metaaugment.training.trainer import Trainer
+
+REFRESH = 1.0  # seconds between looks at the running loss, each of which waits for the device
+
+
+class Bar:
+    """One bar for the whole run, with running loss, last validation accuracy, images a second and the time left."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[news]}"),
+            TimeRemainingColumn(),
+        )
+        self.progress = Progress(*columns, console=console)
+        self.accuracy = ""
+
+    def began(self, trainer: Trainer) -> None:
+        steps = trainer.epochs * trainer.train.steps
+        done = trainer.epoch * trainer.train.steps + trainer.step
+        self.task: TaskID = self.progress.add_task(self._epoch(trainer), total=steps, completed=done, news="")
+        self.looked = (time.monotonic(), done)
+        self.progress.start()
+
+    def stepped(self, trainer: Trainer) -> None:
+        then, before = self.looked
+        now, done = time.monotonic(), trainer.epoch * trainer.train.steps + trainer.step
+        if now - then >= REFRESH:
+            speed = (done - before) * trainer.train.batch * trainer.learner.copies / (now - then)
+            loss = float(trainer.sums[0]) / trainer.step
+            news = f"loss {loss:.3f}{self.accuracy}  {speed:,.0f} images/s"
+            self.progress.update(self.task, completed=done, description=self._epoch(trainer), news=news)
+            self.looked = (now, done)
+
+    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
+        self.accuracy = f"  validation {row['val_accuracy']:.2%}"
+        self.progress.update(self.task, completed=trainer.epoch * trainer.train.steps)
+
+    def ended(self, trainer: Trainer) -> None:
+        self.progress.stop()
+
+    def _epoch(self, trainer: Trainer) -> str:
+        return f"epoch {min(trainer.epoch + 1, trainer.epochs)}/{trainer.epochs}"
+
+
+class Lines:
+    """One line an epoch."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def began(self, trainer: Trainer) -> None:
+        self.started, self.first = time.monotonic(), trainer.epoch
+
+    def stepped(self, trainer: Trainer) -> None:
+        pass
+
+    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
+        each = (time.monotonic() - self.started) / (trainer.epoch - self.first)
+        loss = "not finite" if row["train_loss"] is None else f"{row['train_loss']:.4f}"
+        self.console.print(
+            f"epoch {row['epoch']}/{trainer.epochs}  loss {loss}  validation {row['val_accuracy']:.2%}  "
+            f"{row['images_per_second']:,.0f} images/s  {duration(each * (trainer.epochs - trainer.epoch))} left",
+            highlight=False,
+        )
+
+    def ended(self, trainer: Trainer) -> None:
+        pass
+
+
+class TensorBoard:
+    """Every number of the log, by epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError(
+                "--tensorboard needs the package tensorboard; install it with: pip install tensorboard"
+            ) from None
+        self.writer = SummaryWriter(str(folder))
+
+    def began(self, trainer: Trainer) -> None:
+        pass
+
+    def stepped(self, trainer: Trainer) -> None:
+        pass
+
+    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
+        for name, value in row.items():
+            if name != "epoch" and value is not None:
+                self.writer.add_scalar(name, value, row["epoch"])
+        self.writer.flush()
+
+    def ended(self, trainer: Trainer) -> None:
+        self.writer.close()
+
+
+def duration(seconds: float) -> str:
+    """As people say it: 48 s, 12 min, 3 h 20 min."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

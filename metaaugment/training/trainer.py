@@ -1,0 +1,255 @@
+"""The loop: learners one after the other over one network, and all that is needed to go on after a stop."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from metaaugment.capture import CapturedStep
+from metaaugment.data.batches import Batch, Batches, once
+from metaaugment.learner import Learner
+from metaaugment.observation import Observation
+from metaaugment.training import checkpoint
+from metaaugment.training.checkpoint import Checkpoints
+from metaaugment.training.evaluation import evaluate
+from metaaugment.training.interruption import Interrupted, Interruption
+from metaaugment.training.log import Log, Row
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Epochs under one learner. `begin` makes it, with the optimizer of its policy, out of the learner before it."""
+
+    epochs: int
+    begin: Callable[[Learner | None], tuple[Learner, Optimizer | None]]
+
+
+class Watcher(Protocol):
+    """Whoever wants to know how far a run is."""
+
+    def began(self, trainer: "Trainer") -> None: ...
+    def stepped(self, trainer: "Trainer") -> None: ...
+    def ended_epoch(self, trainer: "Trainer", row: Row) -> None: ...
+    def ended(self, trainer: "Trainer") -> None: ...
+
+
+class Trainer:
+    """Trains a network through phases, with a log row and a checkpoint an epoch.
+
+    Args:
+        network: the task network, on its device.
+        optimizer: the task network's, one through all phases.
+        phases: what is trained in turn.
+        train, validation: mini-batches.
+        rate: learning rate of a step, counted over all epochs from 0.
+        folder: where log and checkpoints go.
+        identity: what a checkpoint must agree on to be continued here; JSON.
+        precision: makes the context of passes, `torch.autocast` for one.
+        captured: whether steps are replayed as CUDA graphs.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: Optimizer,
+        phases: Sequence[Phase],
+        train: Batches,
+        validation: Batches,
+        rate: Callable[[int], float],
+        folder: Path,
+        identity: Mapping[str, Any],
+        precision: Callable[[], AbstractContextManager[object]],
+        captured: bool = False,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        self.network, self.optimizer, self.phases = network, optimizer, phases
+        self.train, self.validation, self.rate = train, validation, rate
+        self.folder, self.identity = folder, dict(identity)
+        self.precision, self.captured, self.watchers = precision, captured, watchers
+        self.log, self.checkpoints = Log(folder / "log.jsonl"), Checkpoints(folder)
+        self.epochs = sum(phase.epochs for phase in phases)
+        self.epoch = 0  # finished ones
+        self.step = 0  # finished ones of the epoch under way
+        self.seconds = 0.0  # of the epoch under way
+        self.sums = torch.zeros(3, dtype=torch.float64, device=train.device)
+        self.learner, self.policy_optimizer = self._begin(0, None)
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train to the end, or until a signal asks to stop: then a checkpoint is written and `Interrupted` raised."""
+        with Interruption() as interruption:
+            self._start_streams()
+            self._tell("began")
+            try:
+                while self.epoch < self.epochs:
+                    sums = self._train_epoch(interruption)
+                    self._end_epoch(*(sums / self.train.steps).tolist())
+                    if self.epoch < self.epochs:
+                        self._stop_if_asked(interruption)
+                self.checkpoints.wait()
+            finally:
+                self._tell("ended")
+
+    def _stop_if_asked(self, interruption: Interruption) -> None:
+        if interruption.signum is not None:
+            self.save()
+            self.checkpoints.wait()
+            raise Interrupted(interruption.signum)
+
+    def _train_epoch(self, interruption: Interruption) -> Tensor:
+        started = time.perf_counter() - self.seconds
+        while self.step < self.train.steps:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rate(self.learner.steps)
+            with self.precision():
+                seen = self._iterate(*next(self._batches), self._validation_batches)
+            self._add(seen)
+            self.step += 1
+            self.seconds = time.perf_counter() - started
+            self._tell("stepped")
+            if self.step < self.train.steps:
+                self._stop_if_asked(interruption)
+        sums = self.sums.cpu()  # waits for the device
+        self.seconds = time.perf_counter() - started
+        return sums
+
+    def _end_epoch(self, train_loss: float, train_accuracy: float, effective: float) -> None:
+        """Algorithm 1, line 11, and the account of the epoch."""
+        learner = self.learner
+        learner.sampler.update()
+        validation = once(self.validation.split, self.train.device, self.validation.reader)
+        with self.precision():
+            score = evaluate(self.network, validation, learner.prepare)
+        row = {
+            "epoch": self.epoch + 1,
+            "train_loss": train_loss,  # weighted, of augmented samples
+            "train_accuracy": train_accuracy,
+            "val_loss": score.loss,
+            "val_accuracy": score.top1,
+            "alpha": float(learner.alpha.detach()),
+            "lr": self.rate(learner.steps - 1),
+            "effective_samples": effective,  # 1 / ΣV², as a share of the mini-batch
+            "skipped": learner.skipped,
+            "seconds": self.seconds,
+            "images_per_second": self.train.steps * self.train.batch * learner.copies / self.seconds,
+        }
+        row = {key: value if math.isfinite(value) else None for key, value in row.items()}
+        phase = self._phase(self.epoch)
+        self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
+        self.sums.zero_()
+        if self._phase(self.epoch) is not phase:
+            self.learner, self.policy_optimizer = self._begin(self.epoch, learner)
+            self._start_streams()
+        # The row first: a run killed in between repeats the epoch, and the row with it.
+        self.log.append(row)
+        self.save()
+        self._tell("ended_epoch", row)
+
+    @torch.no_grad()
+    def _add(self, seen: Observation) -> None:
+        weights = seen.weights.detach().double()
+        loss = (weights * seen.losses.detach()).sum()
+        correct = (seen.logits.argmax(1) == seen.labels).double().mean()
+        self.sums += torch.stack([loss, correct, 1 / (weights.square().sum() * len(weights))])
+
+    # -- phases -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, epoch: int, before: Learner | None) -> tuple[Learner, Optimizer | None]:
+        """The learner of an epoch, which goes on counting steps where the one before it stopped."""
+        learner, policy_optimizer = self._phase(epoch).begin(before)
+        learner.steps = epoch * self.train.steps
+        return learner, policy_optimizer
+
+    def _phase(self, epoch: int) -> Phase:
+        for phase in self.phases:
+            if epoch < phase.epochs:
+                return phase
+            epoch -= phase.epochs
+        return self.phases[-1]
+
+    def _start_streams(self) -> None:
+        """Data from where the learner stands, and a way to make its steps."""
+        learner = self.learner
+        self._batches = self.train.since(learner.steps)
+        self._validation_batches = self.validation.since(learner.steps // learner.every)
+        self._iterate: Callable[[Tensor, Tensor, Iterator[Batch]], Observation]
+        if self.captured:
+            self._iterate = CapturedStep(learner, self.optimizer, self.policy_optimizer)
+        else:
+            optimizers = {"task_optimizer": self.optimizer, "policy_optimizer": self.policy_optimizer}
+            self._iterate = lambda images, labels, validation: learner.step(
+                images, labels, validation_batches=validation, **optimizers
+            )
+
+    # -- never lose a run ---------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        self.checkpoints.save(self.state_dict())
+
+    def resume(self) -> bool:
+        """Go on from the folder's checkpoint; False where it has none yet, and the run starts over."""
+        state = checkpoint.load(self.folder)
+        if state is not None:
+            check_identity(self.folder / checkpoint.LAST, state["identity"], self.identity)
+            self.load_state_dict(state)
+        self.log.keep(self.epoch)
+        return state is not None
+
+    def state_dict(self) -> dict[str, Any]:
+        generators = {"cpu": torch.get_rng_state()}
+        if self.train.device.type == "cuda":
+            generators["cuda"] = torch.cuda.get_rng_state(self.train.device)
+        if self.learner.generator is not None:
+            generators["learner"] = self.learner.generator.get_state()
+        optimizers = {"task": self.optimizer, "policy": self.policy_optimizer}
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "seconds": self.seconds,
+            "identity": self.identity,
+            "sums": self.sums,
+            "network": self.network.state_dict(),
+            "learner": self.learner.state_dict(),
+            # Learning rates are functions of the step, so their groups hold nothing to be kept.
+            "optimizers": {name: o.state_dict()["state"] for name, o in optimizers.items() if o is not None},
+            "generators": generators,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
+        self.network.load_state_dict(state["network"])
+        self.learner, self.policy_optimizer = self._begin(self.epoch, None)
+        self.learner.load_state_dict(state["learner"])
+        self.sums.copy_(state["sums"])
+        for name, optimizer in (("task", self.optimizer), ("policy", self.policy_optimizer)):
+            if optimizer is not None:
+                entries = {int(key): value for key, value in state["optimizers"][name].items()}
+                groups = optimizer.state_dict()["param_groups"]
+                optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        torch.set_rng_state(state["generators"]["cpu"])
+        if self.train.device.type == "cuda" and "cuda" in state["generators"]:
+            torch.cuda.set_rng_state(state["generators"]["cuda"], self.train.device)
+        if self.learner.generator is not None:
+            self.learner.generator.set_state(state["generators"]["learner"])
+
+    def _tell(self, event: str, *news: object) -> None:
+        for watcher in self.watchers:
+            getattr(watcher, event)(self, *news)
+
+
+def check_identity(file: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse to continue what was begun under other settings or on other data."""
+    for key in sorted(found.keys() | wanted.keys()):
+        if found.get(key) != wanted.get(key):
+            raise ValueError(
+                f"{file} is of another run: its {key} is {found.get(key)!r}, not {wanted.get(key)!r}; "
+                "continue it with the settings it began with, or begin another run with --out"
+            )

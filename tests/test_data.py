@@ -1,0 +1,841 @@
+"""Data sets: what is read is what the files hold; splits are disjoint, stratified, and the seed's."""
+
+import io
+import os
+import pickle
+import struct
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader
+
+from metaaugment.data import DATASETS, CorruptImage, DataSet, ImageFiles, Images, cifar, dataset, omniglot, status
+from metaaugment.data.files import random_part
+from metaaugment.data.folder import EXTENSIONS, read_folder
+from metaaugment.data.splits import apportion, split
+
+from trees import cifar_content, write_cifar10, write_cifar100, write_folder, write_omniglot
+
+PARTS = ("train", "val", "test")
+
+
+def keys(part: Images) -> list[bytes]:
+    """Something that tells each image from every other."""
+    return [image.numpy().tobytes() for image in part.images]
+
+
+# Images in memory
+
+
+def test_images_are_a_data_set_to_torch() -> None:
+    images = Images(torch.arange(5 * 12, dtype=torch.uint8).view(5, 3, 2, 2), torch.tensor([4, 3, 2, 1, 0]))
+    image, label = images[1]
+    assert (image.tolist(), label) == (images.images[1].tolist(), 3)
+    assert type(label) is int
+    batches = list(DataLoader(images, batch_size=2))  # pyright: ignore[reportArgumentType]
+    assert torch.cat([batch[0] for batch in batches]).equal(images.images)
+    assert torch.cat([batch[1] for batch in batches]).equal(images.labels)
+
+
+def test_take_keeps_the_order_asked_for() -> None:
+    images = Images(torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1), torch.arange(5))
+    assert images.take(torch.tensor([3, 0])).images.flatten().tolist() == [3, 0]
+    assert images.take(torch.tensor([3, 0])).labels.tolist() == [3, 0]
+
+
+def test_statistics_are_numpys() -> None:
+    images = Images(torch.randint(0, 256, (50, 3, 8, 8), dtype=torch.uint8), torch.zeros(50, dtype=torch.long))
+    values = images.images.numpy() / 255
+    mean, std = images.statistics()
+    assert mean == pytest.approx(values.mean((0, 2, 3)))
+    assert std == pytest.approx(values.std((0, 2, 3)))
+
+
+def test_statistics_do_not_depend_on_the_order() -> None:
+    images = Images(torch.randint(0, 256, (50, 3, 8, 8), dtype=torch.uint8), torch.zeros(50, dtype=torch.long))
+    assert images.take(torch.randperm(50)).statistics() == images.statistics()
+
+
+# Splits
+
+
+def test_split_is_disjoint_complete_and_stratified() -> None:
+    labels = torch.randint(0, 4, (200,))
+    parts = split(labels, 7, [2, 3, 4, 5], [1, 1, 1, 1])
+    assert torch.cat(parts).sort().values.tolist() == list(range(200))
+    assert labels[parts[0]].bincount().tolist() == [2, 3, 4, 5]
+    assert labels[parts[1]].bincount().tolist() == [1, 1, 1, 1]
+    assert all(part.tolist() == sorted(part.tolist()) for part in parts)
+
+
+def test_split_is_the_seeds_for_ever() -> None:
+    """The numbers themselves: published results stay comparable only as long as they do not change."""
+    labels = torch.arange(12) % 2
+    assert [part.tolist() for part in split(labels, 0, [2, 2])] == [[3, 4, 7, 10], [0, 1, 2, 5, 6, 8, 9, 11]]
+
+
+def test_a_larger_part_keeps_the_smaller_one() -> None:
+    labels = torch.arange(60) % 3
+    small, large = (set(split(labels, 1, [k] * 3)[0].tolist()) for k in (4, 9))
+    assert small < large
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_impossible_seed(seed: int) -> None:
+    with pytest.raises(ValueError, match=f"seed is {seed}; it must be 0 to 4294967295"):
+        split(torch.arange(2), seed, [1, 1])
+
+
+def test_apportion_by_hand() -> None:
+    assert apportion(10, [50, 50]) == [5, 5]
+    assert apportion(10, [10, 20, 30]) == [2, 3, 5]  # 1.67, 3.33, 5
+    assert apportion(1, [1, 1, 1]) == [1, 0, 0]
+
+
+# Digits
+
+
+def test_digits() -> None:
+    data = dataset("digits")
+    assert [len(getattr(data, part)) for part in PARTS] == [1100, 100, 597]
+    assert data.classes == tuple("0123456789")
+    assert (data.num_classes, data.channels, data.fill) == (10, 3, (0, 0, 0))
+    assert data.train.images.shape == (1100, 3, 32, 32)
+    assert (data.mean, data.std) == data.train.statistics()
+    everything = load_digits().target
+    for part in PARTS:
+        share = len(getattr(data, part)) / 1797
+        counts = getattr(data, part).labels.bincount().numpy()
+        assert np.abs(counts - share * np.bincount(everything)).max() <= 1.5
+
+
+def test_digits_are_scikit_learns_once_each() -> None:
+    """At 8 pixels a side nothing is resized."""
+    data = dataset("digits", size=8)
+    found = np.concatenate([getattr(data, part).images[:, 0].numpy() for part in PARTS])
+    expected = load_digits().images * 255 / 16
+    assert np.abs(np.sort(found.reshape(1797, -1), 0) - np.sort(expected.reshape(1797, -1), 0)).max() <= 0.5
+    assert data.train.images[:, 0].equal(data.train.images[:, 2])
+
+
+def test_splits_are_the_seeds() -> None:
+    assert dataset("digits").fingerprint() == dataset("digits").fingerprint()
+    assert dataset("digits").fingerprint() != dataset("digits", seed=1).fingerprint()
+
+
+# CIFAR
+
+
+@pytest.fixture(params=["binary", "python"])
+def cifar10(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version=request.param))
+    return next(tmp_path.iterdir())
+
+
+def content(layout: cifar.Layout, files: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    pixels, labels = zip(*(cifar_content(layout, file) for file in files), strict=True)
+    return np.concatenate(pixels).reshape(-1, 3, 32, 32), np.concatenate(labels)
+
+
+def test_official_sizes() -> None:
+    """The files of the official binary versions have these lengths."""
+    assert cifar.CIFAR10.train_records * (cifar.CIFAR10.label_bytes + cifar.PIXELS) == 30_730_000
+    assert cifar.CIFAR100.train_records * (cifar.CIFAR100.label_bytes + cifar.PIXELS) == 153_700_000
+    assert (len(cifar.CIFAR10.classes), len(cifar.CIFAR100.classes)) == (10, 100)
+    assert list(cifar.CIFAR100.classes) == sorted(cifar.CIFAR100.classes)
+
+
+def test_cifar10_is_what_the_files_hold(cifar10: Path) -> None:
+    data = dataset("cifar10", cifar10.parent)
+    pixels, labels = content(cifar.CIFAR10, cifar.CIFAR10.train)
+    label_of = {image.tobytes(): label for image, label in zip(pixels, labels, strict=True)}
+    found = {**dict(zip(keys(data.train), data.train.labels.tolist(), strict=True))}
+    held = {**dict(zip(keys(data.val), data.val.labels.tolist(), strict=True))}
+    assert not found.keys() & held.keys()
+    assert found | held == label_of
+    assert data.val.labels.bincount().tolist() == [2] * 10
+    pixels, labels = content(cifar.CIFAR10, (cifar.CIFAR10.test,))
+    assert np.array_equal(data.test.images, pixels)
+    assert np.array_equal(data.test.labels, labels)
+    assert data.fill == tuple(round(255 * value) for value in data.mean)
+
+
+@pytest.mark.parametrize("version", ["binary", "python"])
+def test_cifar100_takes_the_fine_labels(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "CIFAR100", write_cifar100(tmp_path, version=version))
+    data = dataset("cifar100", tmp_path)
+    assert data.num_classes == 100
+    assert data.test.labels.tolist() == list(range(100))
+    assert data.val.labels.bincount().tolist() == [1] * 100
+    assert np.array_equal(data.test.images, content(cifar.CIFAR100, ("test",))[0])
+
+
+def test_root_may_be_the_folder_itself(cifar10: Path) -> None:
+    assert dataset("cifar10", cifar10).fingerprint() == dataset("cifar10", cifar10.parent).fingerprint()
+
+
+def test_root_by_environment(cifar10: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METAAUGMENT_DATA", str(cifar10.parent))
+    assert dataset("cifar10").fingerprint() == dataset("cifar10", cifar10).fingerprint()
+
+
+def test_both_versions_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path / "a", version="binary"))
+    write_cifar10(tmp_path / "b", version="python")
+    assert dataset("cifar10", tmp_path / "a").fingerprint() == dataset("cifar10", tmp_path / "b").fingerprint()
+
+
+def test_a_complete_version_is_taken_before_an_incomplete_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version="binary"))
+    write_cifar10(tmp_path, version="python")
+    (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").unlink()
+    assert len(dataset("cifar10", tmp_path).test) == 20
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_pickles_of_every_protocol(protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version="python"))
+    pixels, labels = cifar_content(cifar.CIFAR10, "test_batch")
+    file = tmp_path / "cifar-10-batches-py" / "test_batch"
+    file.write_bytes(pickle.dumps({"data": pixels, "labels": labels.tolist()}, protocol=protocol))
+    assert np.array_equal(dataset("cifar10", tmp_path).test.images.reshape(20, -1), pixels)
+
+
+def python2_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:
+    """As Python 2 wrote the official files: byte strings, and numpy's names of that time."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    shape = b"".join(b"M" + struct.pack("<H", side) for side in pixels.shape) + b"\x86"
+    dtype = (
+        b"cnumpy\ndtype\n"
+        + text(b"u1")
+        + b"K\0K\1\x87R(K\3"
+        + text(b"|")
+        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
+    )
+    raw = b"T" + struct.pack("<i", pixels.size) + pixels.tobytes()
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85" + text(b"b") + b"\x87R"
+    array += b"(K\1" + shape + dtype + b"\x89" + raw + b"tb"
+    numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    return b"\x80\2}(" + text(b"data") + array + text(b"labels") + numbers + b"u."
+
+
+def test_pickles_of_python_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version="python"))
+    pixels, labels = cifar_content(cifar.CIFAR10, "test_batch")
+    written = python2_pickle(pixels, labels.tolist())
+    with warnings.catch_warnings(action="ignore"):  # numpy's, of its own old names
+        judge = pickle.loads(written, encoding="bytes")
+    assert np.array_equal(judge[b"data"], pixels)
+    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(written)
+    test = dataset("cifar10", tmp_path).test
+    assert np.array_equal(test.images.reshape(20, -1), pixels)
+    assert test.labels.tolist() == labels.tolist()
+
+
+class Evil:
+    """Unpickled, it calls a function."""
+
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("place", ["data", "labels", "more", "key"])
+def test_a_pickle_runs_nothing(place: str, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version="python"))
+    pixels, labels = cifar_content(cifar.CIFAR10, "test_batch")
+    evil = Evil(os.mkdir, str(tmp_path / "evil"))
+    honest = {"data": pixels, "labels": labels.tolist(), "length": b"x" * 70_000}
+    written = pickle.dumps({evil: 1, **honest} if place == "key" else {**honest, place: evil}, protocol=protocol)
+    pickle.loads(written)
+    (tmp_path / "evil").rmdir()  # it does run where it is let
+    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(written)
+    with pytest.raises(ValueError, match=r"test_batch: no pickle of data: it asks for posix\.mkdir"):
+        dataset("cifar10", tmp_path)
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "builtins eval",
+        "numpy load",
+        "numpy ndarray.__class__",
+        "numpy.core.multiarray scalar",
+        "copyreg _reconstructor",
+    ],
+)
+def test_a_pickle_names_nothing_else(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version="python"))
+    module, attribute = name.split()
+    stack_global = b"\x80\4" + b"".join(b"\x8c" + bytes([len(x)]) + x.encode() for x in (module, attribute)) + b"\x93"
+    padding = b"B" + struct.pack("<I", 70_000) + bytes(70_000) + b"0"  # as long as the file should be, and dropped
+    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(stack_global[:2] + padding + stack_global[2:] + b".")
+    with pytest.raises(ValueError, match=f"it asks for {module}.{attribute}"):
+        dataset("cifar10", tmp_path)
+
+
+def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
+    file.write_bytes(change(file.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "sentence"),
+    [
+        ("data_batch_3.bin", lambda x: x[:-1], "data_batch_3.bin has 61,459 bytes where 61,460 are expected"),
+        ("test_batch.bin", lambda x: x + b"\0", "test_batch.bin has 61,461 bytes where 61,460 are expected"),
+        ("data_batch_5.bin", lambda x: b"", "data_batch_5.bin has 0 bytes where 61,460 are expected"),
+        ("data_batch_2.bin", lambda x: b"\x0a" + x[1:], "the label 10 is none of CIFAR-10, which are 0 to 9"),
+    ],
+)
+def test_damaged_binary(
+    file: str, change: Callable[[bytes], bytes], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path))
+    rewrite(tmp_path / "cifar-10-batches-bin" / file, change)
+    with pytest.raises(ValueError, match=f"CIFAR-10 is not complete: .*{sentence}; move .*bin away and get it again"):
+        dataset("cifar10", tmp_path)
+
+
+def pickled(**changes: object) -> Callable[[bytes], bytes]:
+    def change(written: bytes) -> bytes:
+        content = {**pickle.loads(written), **{key.encode(): value for key, value in changes.items()}}
+        return pickle.dumps({key: value for key, value in content.items() if value is not None})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda x: x[:-1000], "no pickle of data"),
+        (lambda x: x[:100], "has 100 bytes where 61,440 to 311,296 are expected"),
+        (lambda x: bytes(len(x)), "no pickle of data"),
+        (lambda x: pickle.dumps([bytes(70_000)]), "a pickled list where a dictionary is expected"),
+        (pickled(data=None, more=bytes(70_000)), "it has no 'data' but batch_label, labels, more"),
+        (pickled(labels=None), "it has no 'labels'"),
+        (pickled(labels=[0] * 19), "no list of 20 whole numbers under 'labels'"),
+        (pickled(labels=["0"] * 20), "no list of 20 whole numbers"),
+        (pickled(labels=[0] * 19 + [10]), "the label 10 is none of CIFAR-10"),
+        (pickled(labels=[2**70] * 20), "too large|too big"),
+        (pickled(labels=[-1] * 20), "the label -1 is none of CIFAR-10"),
+        (pickled(data=np.zeros((25, 3072), np.uint8)), "76,800 bytes of images where 61,440 are expected"),
+        (pickled(data=np.zeros((20, 3072), np.int16)), "of type 'i2' where u1"),
+        (pickled(data=bytes(70_000)), "its images are no array"),
+        (pickled(data=np.zeros((20, 3072), np.uint8, order="F")), "its images are no array in C order"),
+    ],
+)
+def test_damaged_pickle(
+    change: Callable[[bytes], bytes], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version="python"))
+    rewrite(tmp_path / "cifar-10-batches-py" / "data_batch_4", change)
+    with pytest.raises(ValueError, match=f"data_batch_4.*{sentence}"):
+        dataset("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "omniglot"])
+def test_missing_data_say_how_to_get_them(name: str, tmp_path: Path) -> None:
+    where = tmp_path / "a b"
+    with pytest.raises(
+        ValueError, match=rf"is not there: .*a b.* was looked for.*metaaugment data get {name} --data '"
+    ):
+        dataset(name, where)
+
+
+def test_missing_file_is_named(cifar10: Path) -> None:
+    sorted(cifar10.iterdir())[2].unlink()
+    with pytest.raises(ValueError, match=r"data_batch_3(\.bin)? is missing"):
+        dataset("cifar10", cifar10.parent)
+
+
+# Omniglot
+
+
+@pytest.fixture
+def letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(omniglot, "OMNIGLOT", write_omniglot(tmp_path))
+    return tmp_path / "omniglot"
+
+
+def test_omniglot(letters: Path) -> None:
+    data = dataset("omniglot", letters.parent)
+    assert data.classes == (
+        *("Alphabet_0/character01", "Alphabet_0/character02", "Alphabet_1/character01"),
+        *("Alphabet_0/character01", "Alphabet_0/character02"),
+    )
+    assert [getattr(data, part).labels.bincount().tolist() for part in PARTS] == [[15] * 5, [2] * 5, [3] * 5]
+    assert data.train.images.shape == (75, 3, 32, 32)
+    assert data.fill == (0, 0, 0)
+
+
+def test_omniglots_official_numbers() -> None:
+    assert sum(omniglot.OMNIGLOT.characters.values()) == 1623
+    assert omniglot.OMNIGLOT.drawings == 15 + omniglot.OMNIGLOT.val + omniglot.OMNIGLOT.test
+
+
+def test_omniglots_drawings_are_the_files_once_each(letters: Path) -> None:
+    """At full size nothing is reduced: ink is 255, paper 0."""
+    data = dataset("omniglot", letters.parent, size=105)
+    for label, folder in enumerate(sorted(letters.glob("*/*/character*"))):
+        expected = {(~np.asarray(Image.open(file))).tobytes() for file in folder.glob("*.png")}
+        found = [(x[0] == 255).numpy().tobytes() for part in PARTS for x, y in getattr(data, part) if y == label]
+        assert len(found) == 20
+        assert set(found) == expected
+    assert set(data.train.images.unique().tolist()) == {0, 255}
+    assert data.train.images[:, 0].equal(data.train.images[:, 1])
+
+
+def test_omniglot_is_reduced_by_lanczos(letters: Path) -> None:
+    data = dataset("omniglot", letters.parent)
+    files = sorted((letters / "images_background/Alphabet_0/character01").glob("*.png"))
+    pictures = [Image.open(file).convert("L").point([255 - value for value in range(256)]) for file in files]
+    expected = {picture.resize((32, 32), Image.Resampling.LANCZOS).tobytes() for picture in pictures}
+    found = {x[2].numpy().tobytes() for part in PARTS for x, y in getattr(data, part) if y == 0}
+    assert found == expected
+
+
+@pytest.mark.parametrize("root", [".", "omniglot"])
+def test_omniglots_roots(root: str, letters: Path) -> None:
+    assert len(dataset("omniglot", letters.parent / root).train) == 75
+
+
+def test_incomplete_omniglot_is_named(letters: Path) -> None:
+    character = letters / "images_evaluation/Alphabet_0/character02"
+    drawing = next(character.iterdir())
+    drawing.write_bytes(b"no image")
+    with pytest.raises(ValueError, match=rf"{drawing.name} is no image"):
+        dataset("omniglot", letters)
+    drawing.unlink()
+    with pytest.raises(ValueError, match=r"Alphabet_0/character02 has 19 drawings where 20 are expected"):
+        dataset("omniglot", letters)
+    for file in character.iterdir():
+        file.unlink()
+    character.rmdir()
+    with pytest.raises(ValueError, match=r"images_evaluation has 1 characters where 2 are expected"):
+        dataset("omniglot", letters)
+
+
+def test_omniglot_tells_its_progress(letters: Path) -> None:
+    told = []
+    dataset("omniglot", letters, progress=lambda *what: told.append(what))
+    assert told == [("reading Omniglot", done, 5) for done in range(1, 6)]
+
+
+# Image files
+
+
+def save(file: Path, pixels: object, mode: str | None = None, **options: object) -> ImageFiles:
+    image = Image.fromarray(np.asarray(pixels, np.uint8))
+    (image if mode is None else image.convert(mode)).save(file, **options)
+    return ImageFiles(file.parent, (file.name,), torch.tensor([3]), size=8)
+
+
+def test_evaluation_view_is_the_middle(tmp_path: Path) -> None:
+    """A shorter side of 256 is left as it is, so that the view is a plain cut."""
+    pixels = np.random.default_rng(0).integers(0, 256, (256, 300, 3))
+    files = replace(save(tmp_path / "a.png", pixels), size=224)
+    image, label = files[0]
+    assert label == 3
+    assert image.dtype == torch.uint8
+    assert np.array_equal(image.permute(1, 2, 0), pixels[16:240, 38:262])
+
+
+@pytest.mark.parametrize(("height", "width"), [(333, 500), (500, 375), (90, 100), (32, 31)])
+def test_evaluation_view_is_the_whole_scaled_and_then_cut(height: int, width: int, tmp_path: Path) -> None:
+    """The plain route, in two steps."""
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3))
+    image = replace(save(tmp_path / "a.png", pixels), size=56)[0][0]
+    shorter = min(width, height)
+    scaled = Image.open(tmp_path / "a.png").resize((64 * width // shorter, 64 * height // shorter), Image.BILINEAR)
+    left, top = (round((side - 56) / 2) for side in scaled.size)
+    expected = np.asarray(scaled.crop((left, top, left + 56, top + 56))).astype(int)
+    assert np.abs(image.permute(1, 2, 0).numpy() - expected).max() <= 1
+
+
+def test_evaluation_view_of_a_strip_takes_little_memory(tmp_path: Path) -> None:
+    """Scaled as a whole it would have 4 billion pixels."""
+    files = replace(save(tmp_path / "a.png", np.full((65_000, 1), 9)), size=224)
+    assert files[0][0].unique().tolist() == [9]
+
+
+def test_evaluation_view_is_antialiased(tmp_path: Path) -> None:
+    """Stripes of one pixel become grey, not stripes."""
+    pixels = np.zeros((256, 256, 3))
+    pixels[:, ::2] = 255
+    image, _ = save(tmp_path / "a.png", pixels)[0]
+    assert ((image > 100) & (image < 155)).all()
+
+
+def coordinates(width: int, height: int) -> Image.Image:
+    """Red is the column, green the row, in 0..255."""
+    red, green = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    return Image.fromarray(np.stack([red, green, 0 * red], -1).round().astype(np.uint8))
+
+
+def test_training_view_is_a_part_of_permitted_area_and_shape() -> None:
+    generator = torch.Generator().manual_seed(0)
+    areas, ratios = [], []
+    for _ in range(200):
+        view = np.asarray(random_part(coordinates(300, 200), 64, generator)).astype(float)
+        # From center to center of the outer pixels are 63 of 64 of the sides.
+        w = (view[32, -1, 0] - view[32, 0, 0]) / 255 * 64 / 63 * 300
+        h = (view[-1, 32, 1] - view[0, 32, 1]) / 255 * 64 / 63 * 200
+        areas.append(w * h / 60_000)
+        ratios.append(w / h)
+    assert min(areas) > 0.07
+    assert max(areas) < 1.0
+    assert 0.08 < np.quantile(areas, 0.1) < 0.25  # uniform from 0.08, less what did not fit
+    assert 0.72 < min(ratios) < 0.8
+    assert 1.25 < max(ratios) < 1.37
+    assert abs(np.mean(np.log(ratios))) < 0.06  # as often upright as lying
+
+
+def test_training_view_is_the_generators(tmp_path: Path) -> None:
+    files = save(tmp_path / "a.png", np.random.default_rng(0).integers(0, 256, (40, 50, 3)))
+    views = [files.image(0, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    assert views[0].equal(views[1])
+    assert not views[0].equal(views[2])
+    assert views[0].shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1000, 10), (10, 1000)])
+def test_a_strip_gives_its_middle(width: int, height: int) -> None:
+    """No part of a permitted shape has 8 % of it: 13 or 14 of its 1,000 pixels remain."""
+    view = np.asarray(random_part(coordinates(width, height), 16, torch.Generator().manual_seed(0))).astype(float)
+    along = view[..., 0 if width > height else 1]
+    assert 125 <= along.min() <= along.max() <= 130
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 500), (2, 3)])
+def test_tiny_images(size: tuple[int, int], tmp_path: Path) -> None:
+    files = save(tmp_path / "a.png", np.full((*size, 3), 77))
+    assert files.image(0).unique().tolist() == [77]
+    assert files.image(0, torch.Generator()).unique().tolist() == [77]
+
+
+def shown(file: Path) -> list[int]:
+    """The color of a picture of one color."""
+    image, _ = ImageFiles(file.parent, (file.name,), torch.tensor([0]), size=8)[0]
+    assert image.flatten(1).min(1).values.equal(image.flatten(1).max(1).values)
+    return image[:, 0, 0].tolist()
+
+
+RED = np.tile(np.array([250, 10, 30]), (20, 20, 1))
+
+
+def test_kinds_of_images_become_rgb(tmp_path: Path) -> None:
+    Image.fromarray(RED.astype(np.uint8)).quantize(2).save(tmp_path / "palette.gif")
+    assert shown(tmp_path / "palette.gif") == [250, 10, 30]
+    save(tmp_path / "grey.png", np.full((20, 20), 99))
+    assert shown(tmp_path / "grey.png") == [99] * 3
+    save(tmp_path / "two.png", np.full((20, 20), 255), "1")
+    assert shown(tmp_path / "two.png") == [255] * 3
+    save(tmp_path / "cmyk.tif", RED, "CMYK")
+    assert shown(tmp_path / "cmyk.tif") == pytest.approx([250, 10, 30], abs=2)
+    Image.fromarray(np.full((20, 20), 200 * 256 + 17, np.uint16)).save(tmp_path / "deep.png")
+    assert shown(tmp_path / "deep.png") == [200] * 3
+
+
+def test_what_is_clear_is_white(tmp_path: Path) -> None:
+    clear = np.concatenate([RED, np.zeros((20, 20, 1))], -1)
+    save(tmp_path / "clear.png", clear)
+    assert shown(tmp_path / "clear.png") == [255] * 3
+    clear[..., 3] = 255
+    save(tmp_path / "opaque.png", clear)
+    assert shown(tmp_path / "opaque.png") == [250, 10, 30]
+    save(tmp_path / "palette.png", np.zeros((20, 20)), "P", transparency=bytes(256))
+    assert shown(tmp_path / "palette.png") == [255] * 3
+
+
+def test_orientation_is_as_a_viewer_shows_it(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned to the right by a quarter
+    pixels = np.zeros((64, 64, 3))
+    pixels[:32] = 255  # bright above: bright at the right when turned
+    image, _ = save(tmp_path / "a.png", pixels, exif=exif)[0]
+    assert image[:, :, 6:].float().mean() > 200
+    assert image[:, :, :2].float().mean() < 50
+
+
+def jpeg() -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"",
+        b"no image at all",
+        jpeg()[: len(jpeg()) // 2],
+        jpeg()[:20],
+        bytes(1000),
+        b"GIF89a",
+        b"\x89PNG\r\n\x1a\n" + bytes(50),
+    ],
+    ids=["empty", "text", "half a JPEG", "start of a JPEG", "zeros", "start of a GIF", "start of a PNG"],
+)
+def test_unreadable_file_is_named(written: bytes, tmp_path: Path) -> None:
+    (tmp_path / "bad.jpg").write_bytes(written)
+    files = ImageFiles(tmp_path, ("bad.jpg",), torch.tensor([0]))
+    with pytest.raises(CorruptImage, match=r"bad\.jpg cannot be read as an image \(.+\); remove it, or pass --corrupt"):
+        files[0]
+
+
+def test_decompression_bomb_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = save(tmp_path / "a.png", np.zeros((30, 30)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)
+    with pytest.raises(CorruptImage, match=r"a\.png .*decompression bomb"):
+        files[0]
+
+
+def test_a_file_that_is_gone_is_not_corrupt(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="gone"):
+        ImageFiles(tmp_path, ("gone.png",), torch.tensor([0]))[0]
+
+
+def test_files_go_to_worker_processes(tmp_path: Path) -> None:
+    files = save(tmp_path / "a.png", RED).take(torch.tensor([0, 0]))
+    again = pickle.loads(pickle.dumps(files))
+    assert again[1][0].equal(files[0][0])
+    assert again.files == (tmp_path / "a.png",) * 2
+    with pytest.raises(CorruptImage, match="why"):
+        raise pickle.loads(pickle.dumps(CorruptImage("why")))
+
+
+# Folders
+
+
+def names(part: ImageFiles) -> list[str]:
+    return list(part.names)
+
+
+def test_a_folder_is_split_by_the_seed(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": 20, "dog": 10, "ant": 3}, side=4)
+    data = dataset("folder", tmp_path)
+    assert data.classes == ("ant", "cat", "dog")
+    assert [getattr(data, part).labels.bincount().tolist() for part in PARTS] == [[1, 14, 7], [1, 2, 1], [1, 4, 2]]
+    everything = [name for part in PARTS for name in names(getattr(data, part))]
+    assert sorted(everything) == sorted(file.relative_to(tmp_path).as_posix() for file in tmp_path.glob("*/*"))
+    for part in PARTS:
+        for name, label in zip(getattr(data, part).names, getattr(data, part).labels, strict=True):
+            assert name.startswith(data.classes[label])
+    assert names(dataset("folder", tmp_path).train) == names(data.train)
+    assert names(dataset("folder", tmp_path, seed=1).train) != names(data.train)
+    assert data.mean == (0.485, 0.456, 0.406)
+    assert data.fill == (124, 116, 104)
+    assert "10%" in data.note
+    assert "20%" in data.note
+
+
+@pytest.mark.parametrize("validation", ["val", "validation", "valid", "Val"])
+def test_split_folders_are_used(validation: str, tmp_path: Path) -> None:
+    counts = {"train/a": 5, "train/b": 6, f"{validation}/a": 2, f"{validation}/b": 2, "test/a": 3, "test/b": 4}
+    data = dataset("folder", write_folder(tmp_path, counts, side=4))
+    assert [getattr(data, part).labels.bincount().tolist() for part in PARTS] == [[5, 6], [2, 2], [3, 4]]
+    assert all(name.startswith(f"{validation}/") for name in names(data.val))
+
+
+def test_val_stays_validation_and_the_test_is_cut_from_train(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"train/a": 10, "train/b": 10, "val/a": 2, "val/b": 2, "meta": 0}, side=4)
+    data = dataset("folder", tmp_path, held_out=(0.1, 0.3))
+    assert [getattr(data, part).labels.bincount().tolist() for part in PARTS] == [[7, 7], [2, 2], [3, 3]]
+    assert all(name.startswith("train/") for name in names(data.test))
+    assert "for the test 30% of each class, cut from the training images by seed 0" in data.note
+    assert "not used: meta" in data.note
+
+
+def test_imagenets_validation_folder_is_the_test_set(tmp_path: Path) -> None:
+    write_folder(tmp_path / "imagenet", {"train/n1": 100, "train/n2": 10, "val/n1": 2, "val/n2": 2}, side=4)
+    for root in (tmp_path, tmp_path / "imagenet"):
+        data = dataset("imagenet", root, size=16)
+        assert [getattr(data, part).labels.bincount().tolist() for part in PARTS] == [[98, 9], [2, 1], [2, 2]]
+        assert all(name.startswith("val/") for name in names(data.test))
+        assert data.test[0][0].shape == (3, 16, 16)
+        assert "2 of ImageNet's 1,000 classes" in data.note
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    data = dataset("folder", write_folder(tmp_path, {"train": 5, "bus": 5}, side=4))
+    assert data.classes == ("bus", "train")
+
+
+def test_only_images_count(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"a": 5, "b/deeper": 5, ".hidden": 5}, side=4)
+    for name in (".a.png", "a.txt", "Thumbs.db"):
+        (tmp_path / "a" / name).write_bytes(b"")
+    (tmp_path / "README.md").write_text("")
+    data = dataset("folder", tmp_path)
+    assert data.classes == ("a", "b")
+    assert sum(len(getattr(data, part)) for part in PARTS) == 10
+    assert all(name.endswith(EXTENSIONS) for name in names(data.train))
+
+
+def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "root", {"a": 5}, side=4)
+    write_folder(tmp_path / "elsewhere", {"b": 5}, side=4)
+    (root / "b").symlink_to(tmp_path / "elsewhere" / "b")
+    (root / "a" / "up").symlink_to(root)
+    (root / "a" / "self").symlink_to(root / "a")
+    (root / "a" / "circle.png").symlink_to(root / "a" / "circle.png")
+    (root / "a" / "nowhere.png").symlink_to(root / "gone.png")
+    data = dataset("folder", root)
+    assert data.classes == ("a", "b")
+    assert sum(len(getattr(data, part)) for part in PARTS) == 10
+
+
+@pytest.mark.parametrize(
+    ("counts", "sentence"),
+    [
+        ({}, "has no class folders; put the images of each class in a folder"),
+        ({".": 3}, "has no class folders .its images lie there without any."),
+        ({"a": 5}, "has one class folder, a; a classifier needs at least 2"),
+        ({"a": 5, "b": 0}, "no images in class b of"),
+        ({"a": 5, "b": 2}, "class b of .* has 2 images, too few to hold some out for validation and the test; 3 are"),
+        ({"train/a": 5, "train/b": 1, "test/a": 1, "test/b": 1}, "class b of .* too few .* for validation; 2 are"),
+        ({"train/a": 5, "train/b": 5, "val/a": 1, "val/c": 1}, "val lacks b and has c besides; it must have"),
+        ({"train/a": 5, "train/b": 5, "val/a": 1, "val/b": 0}, "no images in class b of .*val"),
+        ({"train/a": 5, "train/b": 5, "val": 3}, "val has no class folders .its images lie there without any."),
+        ({"train/a": 5, "train/b": 5, "val/a": 9, "val/b": 9}, "gives 18 images for validation and 8 for training"),
+        ({"train/a": 5, "train/b": 5, "val/a": 1, "valid/a": 1}, "has both val and valid; keep one of them"),
+        ({"val/a": 5, "val/b": 5, "more/a": 5}, "has val and no train; add train"),
+    ],
+)
+def test_what_is_wrong_with_a_folder_is_named(counts: dict[str, int], sentence: str, tmp_path: Path) -> None:
+    write_folder(tmp_path, counts, side=4)
+    with pytest.raises(ValueError, match=sentence):
+        dataset("folder", tmp_path)
+
+
+@pytest.mark.parametrize("held_out", [(0.0, 0.2), (0.5, 0.5), (-0.1, 0.2), (1.0, 0.1), (float("nan"), 0.1)])
+def test_impossible_shares(held_out: tuple[float, float], tmp_path: Path) -> None:
+    write_folder(tmp_path, {"a": 5, "b": 5}, side=4)
+    with pytest.raises(ValueError, match=r"the shares held out are .*; each must be above 0, and their sum below 1"):
+        read_folder(tmp_path, 0, held_out)
+
+
+def test_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no folder .*gone"):
+        dataset("folder", tmp_path / "gone")
+    with pytest.raises(ValueError, match="no usual place; name a folder of your own images with --data"):
+        dataset("folder")
+    with pytest.raises(ValueError, match=r"ImageNet is not there: .*register at https://image-net.org"):
+        dataset("imagenet", tmp_path)
+    write_folder(tmp_path, {"train/a": 1}, side=4)
+    with pytest.raises(ValueError, match=r"ImageNet is not complete: .*/val is missing; register"):
+        dataset("imagenet", tmp_path)
+
+
+# All of them
+
+
+def test_names() -> None:
+    assert list(DATASETS) == ["digits", "cifar10", "cifar100", "omniglot", "imagenet", "folder"]
+    with pytest.raises(ValueError, match="unknown data set 'mnist'; choose one of digits, cifar10, "):
+        dataset("mnist")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("cifar10", {"size": 64}, "size is 64; images of CIFAR-10 have 32 pixels a side"),
+        ("digits", {"size": 0}, "size is 0; images of digits have 8 to 64 pixels a side"),
+        ("digits", {"held_out": (0.1, 0.1)}, "the splits of digits are fixed"),
+        ("digits", {"per_class": 0}, "per_class is 0; it must be 1 to 10"),
+        ("digits", {"per_class": 998}, "per_class is 998; it must be 1 to 10"),
+    ],
+)
+def test_impossible_options(name: str, options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        dataset(name, **options)
+
+
+def test_per_class_keeps_a_few_of_each(cifar10: Path) -> None:
+    whole, few, fewer = (dataset("cifar10", cifar10, per_class=k) for k in (None, 5, 3))
+    assert few.train.labels.bincount().tolist() == [5] * 10
+    assert set(keys(fewer.train)) < set(keys(few.train)) < set(keys(whole.train))
+    assert few.val.images.equal(whole.val.images)
+    assert few.test.images.equal(whole.test.images)
+    assert few.mean == few.train.statistics()[0]
+    assert "5 training images of each class" in few.note
+
+
+def test_a_constant_channel_can_be_normalized_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path))
+    for file in (tmp_path / "cifar-10-batches-bin").iterdir():
+        rewrite(file, lambda written: bytes(len(written)))
+    assert dataset("cifar10", tmp_path).std == (1.0, 1.0, 1.0)
+
+
+def changed(data: DataSet, **parts: object) -> str:
+    return replace(data, **parts).fingerprint()
+
+
+def test_fingerbeforechanges_with_any_image_label_or_order() -> None:
+    data = dataset("digits", size=8)
+    before = data.fingerprint()
+    images, labels = data.val.images.clone(), data.val.labels.clone()
+    images[17, 0, 3, 3] ^= 1
+    labels[5] = (labels[5] + 1) % 10
+    backwards = torch.arange(len(data.val)).flip(0)
+    assert changed(data) == before
+    assert changed(data, val=Images(images, data.val.labels)) != before
+    assert changed(data, val=Images(data.val.images, labels)) != before
+    assert changed(data, val=data.val.take(backwards)) != before
+    assert changed(data, val=data.test, test=data.val) != before
+    assert len(before) == 16
+
+
+def test_fingerbeforeof_files_is_of_names_and_sizes(tmp_path: Path) -> None:
+    write_folder(tmp_path / "x", {"a": 5, "b": 5}, side=4)
+    data = dataset("folder", tmp_path / "x")
+    before = data.fingerprint()
+    (tmp_path / "x").rename(tmp_path / "y")
+    assert dataset("folder", tmp_path / "y").fingerprint() == before
+    (tmp_path / "y" / data.val.names[0]).write_bytes(b"shorter")
+    assert dataset("folder", tmp_path / "y").fingerprint() != before
+    (tmp_path / "y" / data.val.names[0]).unlink()
+    assert dataset("folder", tmp_path / "y").fingerprint() != before
+
+
+# Which are there
+
+
+def states(root: Path) -> dict[str, str]:
+    return {found.name: found.state for found in status(root)}
+
+
+def test_status_of_an_empty_folder(tmp_path: Path) -> None:
+    assert states(tmp_path) == {"digits": "complete", **dict.fromkeys(list(DATASETS)[1:-1], "missing")}
+    found = {entry.name: entry for entry in status(tmp_path)}
+    assert found["cifar10"].where == tmp_path / "cifar-10-batches-bin"
+    assert found["cifar10"].how == f"get it: metaaugment data get cifar10 --data {tmp_path}"
+    assert "image-net.org" in found["imagenet"].how
+    assert found["digits"].how == ""
+
+
+def test_status_finds_what_is_there(cifar10: Path, letters: Path) -> None:
+    root = letters.parent
+    assert states(root)["cifar10"] == states(root)["omniglot"] == "complete"
+    next(iter(sorted(cifar10.iterdir()))).unlink()
+    next(letters.glob("*/*/*/*.png")).unlink()
+    write_folder(root / "imagenet", {"train/a": 1, "train/b": 1, "val/a": 1, "val/b": 1}, side=4)
+    assert "data_batch_1" in states(root)["cifar10"]
+    assert states(root)["cifar10"].startswith("incomplete: ")
+    assert "has 19 drawings where 20 are expected" in states(root)["omniglot"]
+    assert "train has 2 class folders where 1,000 are expected" in states(root)["imagenet"]
