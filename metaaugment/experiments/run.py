@@ -204,7 +204,7 @@ def trainer(experiment: Experiment, place: Place, out: Path, reader: Reader, wat
     )  # fmt: skip
     optimizer = clipped(optimizer, recipe.clip)
     rate = cosine(recipe.lr, recipe.epochs * batches.steps, recipe.warmup_epochs * batches.steps, recipe.warmup_lr)
-    identity = {"recipe": recipe.to_json(), "data": data.fingerprint()}
+    identity = {**recipe.to_json(), "data": data.fingerprint()}
     return Trainer(
         experiment.network, optimizer, experiment.phases(), batches, validation, rate, out, identity, precision,
         captured=place.capture and device.type == "cuda", watchers=watchers,
