@@ -1,0 +1,73 @@
+"""Pictures of a learned policy: the distribution over pairs of functions, and samples of high and low weight."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, UInt8
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from metaaugment.ops import OPS, PAPER_OPS, Space, find_space
+from metaaugment.transformation import Transformation
+
+
+def distribution(probabilities: Float[Tensor, "K K"], title: str) -> Figure:
+    """p_{j,k} as a heat map, each cell as a multiple of the uniform probability."""
+    names = [op.name for op in PAPER_OPS]
+    relative = (probabilities * probabilities.numel()).cpu().numpy()
+    figure = Figure(figsize=(7.6, 6.6), layout="constrained")
+    axes = figure.subplots()
+    # Blue below uniform, red above, white at uniform, whatever the range.
+    reach = max(abs(relative - 1).max(), 0.05)
+    image = axes.imshow(relative, cmap="RdBu_r", vmin=1 - reach, vmax=1 + reach)
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set(xlabel="second function", ylabel="first function", title=title)
+    figure.colorbar(image, label="probability, as a multiple of uniform", shrink=0.85)
+    return figure
+
+
+def weighted_samples(
+    images: UInt8[Tensor, "n c h w"],
+    transformation: Transformation,
+    weights: Float[Tensor, " n"],
+    space: str | Space,
+    title: str,
+    columns: int = 8,
+) -> Figure:
+    """The augmented images with the highest weights above those with the lowest; 1 is a mean weight."""
+    order = weights.argsort(descending=True)
+    figure = Figure(figsize=(1.5 * columns, 8.2), layout="constrained")
+    figure.suptitle(title)
+    for half, (part, name) in zip(
+        figure.subfigures(2, 1), ((order[: 2 * columns], "high"), (order.flip(0)[: 2 * columns], "low")), strict=True
+    ):
+        half.suptitle(f"{name} weights", fontsize=10)
+        for axis, place in zip(half.subplots(2, columns).flat, part.tolist(), strict=True):
+            picture = images[place].expand(3, -1, -1).permute(1, 2, 0).cpu()
+            axis.imshow(picture.numpy(), interpolation="nearest")
+            axis.set(xticks=[], yticks=[])
+            weight = float(weights[place]) * len(weights)
+            words = "\n".join(describe(transformation[place], space, images.shape[-1]))
+            axis.set_title(f"{weight:.2f}\n{words}", fontsize=6.5)
+    return figure
+
+
+def describe(transformation: Transformation, space: str | Space, size: int) -> Sequence[str]:
+    """The two functions of one transformation in words: "Rotate 12", with the argument the space gives."""
+    space = find_space(space)
+    lines = []
+    for place, index in enumerate((transformation.first, transformation.second)):
+        op = OPS[int(index)]
+        argument = space.arguments(
+            index.cpu(), transformation.magnitudes[:, place].double().cpu(), transformation.signs[:, place].cpu(), size, size
+        )
+        lines.append(f"{op.name} {float(argument[0]):.3g}" if op.magnitude else op.name)
+    return lines
+
+
+def save(figure: Figure, file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=130)
+    return file

@@ -1,0 +1,383 @@
+"""A run is never lost: what is resumed ends bit for bit where an uninterrupted run ends."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from metaaugment import sealed
+from metaaugment.experiments import run
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.training import checkpoint
+from metaaugment.training.interruption import Interrupted, Interruption
+from metaaugment.training.log import Log, Row
+from metaaugment.training.trainer import Trainer
+
+QUIET = Console(quiet=True)
+TIMES = ("seconds", "images_per_second")
+# Three epochs of four steps, with a policy update on every second one.
+SMALL = {"size": 16, "per_class": 20, "batch": 50, "epochs": 3, "every": 2}
+
+
+def small(**values: Any) -> Recipe:
+    return replace(RECIPES["digits"](), **{**SMALL, **values})
+
+
+def train(out: Path, resume: bool = False, **values: Any) -> dict[str, Any]:
+    place = run.Place(resume=out) if resume else run.Place(out=out)
+    return run.train(small(**values), place, QUIET)
+
+
+def rows(out: Path) -> list[Row]:
+    """The log without its clock."""
+    return [{key: row[key] for key in row if key not in TIMES} for row in Log(out / "log.jsonl").rows()]
+
+
+def final(out: Path) -> dict[str, Any]:
+    state = sealed.load(out / checkpoint.LAST, "checkpoint")
+    return {key: value for key, value in state.items() if key not in ("seconds", "identity")}
+
+
+def assert_same(one: Any, other: Any, path: str = "") -> None:
+    """Bit for bit, through a tree."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            assert_same(one[key], other[key], f"{path}/{key}")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    else:
+        assert one == other, path
+
+
+class Stop:
+    """Sends this process a signal after a number of steps."""
+
+    def __init__(self, after: int, signum: int = signal.SIGTERM) -> None:
+        self.left, self.signum = after, signum
+
+    def began(self, trainer: Trainer) -> None:
+        pass
+
+    def stepped(self, trainer: Trainer) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), self.signum)
+
+    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
+        pass
+
+    def ended(self, trainer: Trainer) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    train(out)
+    return out
+
+
+def test_the_folder_of_a_run(uninterrupted: Path) -> None:
+    assert Recipe.from_json(json.loads((uninterrupted / "recipe.json").read_text())) == small()
+    log = Log(uninterrupted / "log.jsonl").rows()
+    assert [row["epoch"] for row in log] == [1, 2, 3]
+    wanted = {"epoch", "train_loss", "val_loss", "val_accuracy", "alpha", "lr", "seconds", "images_per_second"}
+    assert all(wanted <= row.keys() for row in log)
+    result = json.loads((uninterrupted / "result.json").read_text())
+    assert result["val_accuracy"] == log[-1]["val_accuracy"]
+    assert 0 <= result["test_accuracy"] <= result["test_top5"] <= 1
+    assert result["recipe"] == small().to_json()
+    assert json.loads((uninterrupted / "checkpoint.json").read_text())["epoch"] == 3
+
+
+def test_the_test_set_is_looked_at_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    once = run.once
+    monkeypatch.setattr(run, "once", lambda split, *more: looks.append(len(split)) or once(split, *more))
+    train(tmp_path / "run", epochs=2)
+    assert looks == [597]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(uninterrupted: Path, tmp_path: Path) -> None:
+    train(tmp_path / "again")
+    assert rows(tmp_path / "again") == rows(uninterrupted)
+    assert_same(final(tmp_path / "again"), final(uninterrupted))
+    train(tmp_path / "other", seed=1)
+    assert rows(tmp_path / "other") != rows(uninterrupted)
+
+
+@pytest.mark.parametrize("after", [1, 4, 6, 11])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_run_where_it_can_go_on(
+    after: int, signum: int, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Midway through an epoch, at its end, and in the last one."""
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "Lines", lambda console: Stop(after, signum))
+        with pytest.raises(Interrupted):
+            train(out)
+    state = sealed.load(out / checkpoint.LAST, "checkpoint")
+    assert (state["epoch"], state["step"]) == divmod(after, 4)
+    train(out, resume=True)
+    assert rows(out) == rows(uninterrupted)
+    assert_same(final(out), final(uninterrupted))
+
+
+@pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment"])
+def test_every_method_resumes(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path / "whole", method=method, epochs=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "Lines", lambda console: Stop(3))
+        with pytest.raises(Interrupted):
+            train(tmp_path / "run", method=method, epochs=2)
+    train(tmp_path / "run", resume=True, method=method, epochs=2)
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+
+
+PHASES = {"epochs": 3, "random_epochs": 1, "frozen_epochs": 1, "every": 1}
+
+
+@pytest.mark.parametrize("after", [2, 4, 6, 8, 10])
+def test_three_phases_are_one_resumable_run(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random, joint, frozen: one momentum and one cosine through all; also stopped just between two of them."""
+    train(tmp_path / "whole", **PHASES)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "Lines", lambda console: Stop(after))
+        with pytest.raises(Interrupted):
+            train(tmp_path / "run", **PHASES)
+    train(tmp_path / "run", resume=True, **PHASES)
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+
+
+def test_what_the_three_phases_learn(tmp_path: Path) -> None:
+    """Equal weights in the first; alpha moves in the second only; the policy and its eyes stay in the third."""
+    states = {}
+
+    class Keep(Stop):
+        def ended_epoch(self, trainer: Trainer, row: Row) -> None:
+            states[row["epoch"]] = (trainer.state_dict(), row)
+            policy = {key: value.clone() for key, value in trainer.learner.policy.state_dict().items()}
+            states[row["epoch"]] = (policy, row, trainer.learner)
+
+    place = run.Place(out=tmp_path)
+    experiment = run.prepare(small(**PHASES), place, QUIET)
+    trainer = run.trainer(experiment, place, tmp_path, run.Reader(), [Keep(0)])
+    trainer.run()
+    assert states[1][1]["effective_samples"] == pytest.approx(1)
+    assert states[2][1]["effective_samples"] < 1
+    assert states[2][1]["alpha"] != pytest.approx(0.1)
+    assert_same(states[2][0], states[3][0])
+    frozen = states[3][2]
+    assert not frozen.due_at(1)
+    assert frozen.extractor is not None
+    assert not frozen.extractor.training
+    # Its eyes are the network as it was at the end of the second phase, not as it is now.
+    eyes, now = frozen.extractor.state_dict(), experiment.network.state_dict()
+    assert not torch.equal(eyes["output.weight"], now["output.weight"])
+
+
+# -- killed -----------------------------------------------------------------------------------------------------------
+
+# Imports once, then trains in forked processes, which are killed at random moments until one comes to its end.
+KILLER = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+from rich.console import Console
+from metaaugment.experiments import run
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.training import checkpoint, progress
+
+recipe, folder, kills = Recipe.from_json(json.loads(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
+
+def attempt(place, limit=None):
+    child = os.fork()
+    if child == 0:
+        run.train(recipe, place, Console(quiet=True))
+        os._exit(0)
+    started = time.monotonic()
+    while limit is None or time.monotonic() - started < limit:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            assert status == 0, status
+            return time.monotonic() - started
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+whole = attempt(run.Place(out=folder / "whole"))
+random.seed(int(sys.argv[4]))
+killed, stood = 0, set()
+place = run.Place(out=folder / "killed")
+while killed < kills:
+    if attempt(place, random.uniform(0.05, 0.35) * whole) is None:
+        killed += 1
+        # Before its folder was made there is nothing to resume.
+        if (folder / "killed" / "recipe.json").exists():
+            place = run.Place(resume=folder / "killed")
+        elif (folder / "killed").exists():
+            for file in (folder / "killed").iterdir():
+                file.unlink()
+    else:
+        break
+attempt(place)
+print(killed)
+"""
+
+
+@pytest.mark.parametrize("kills", [10])
+def test_killed_at_random_moments(kills: int, tmp_path: Path) -> None:
+    recipe = json.dumps(small(epochs=24).to_json())
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, recipe, str(tmp_path), str(kills), "3"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == kills, "the run came to its end too soon to be killed so often"
+    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+    assert len(rows(tmp_path / "killed")) == 24
+    assert_same(final(tmp_path / "killed"), final(tmp_path / "whole"))
+    one, other = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("killed", "whole"))
+    assert one["test_accuracy"] == other["test_accuracy"]
+
+
+# -- damaged ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with two checkpoints, at steps 4 and 6."""
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "Lines", lambda console: Stop(6))
+        with pytest.raises(Interrupted):
+            train(out)
+    return out
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "other"])
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_there(
+    damage: str, stopped: Path, uninterrupted: Path
+) -> None:
+    last = stopped / checkpoint.LAST
+    content = bytearray(last.read_bytes())
+    if damage == "cut":
+        content = content[: len(content) // 2]
+    elif damage == "flip":
+        content[len(content) * 2 // 3] ^= 1
+    elif damage == "empty":
+        content = bytearray()
+    else:
+        content = bytearray(b"\x80\x04K\x01.")  # a pickle
+    last.write_bytes(content)
+    with pytest.raises(ValueError, match=r"checkpoint.safetensors is .*the checkpoint before it is intact, after ep"):
+        train(stopped, resume=True)
+    assert last.read_bytes() == content, "nothing is overwritten"
+    (stopped / checkpoint.BEFORE).replace(last)
+    train(stopped, resume=True)
+    assert rows(stopped) == rows(uninterrupted)
+    assert_same(final(stopped), final(uninterrupted))
+
+
+def test_without_another_checkpoint_the_message_says_so(stopped: Path) -> None:
+    (stopped / checkpoint.LAST).write_bytes(b"")
+    (stopped / checkpoint.BEFORE).unlink()
+    with pytest.raises(ValueError, match="there is no other checkpoint; start the run again"):
+        train(stopped, resume=True)
+
+
+def test_a_run_without_a_checkpoint_starts_over(uninterrupted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "recipe.json").write_text(json.dumps(small().to_json()))
+    (out / "log.jsonl").write_text('{"epoch": 1, "half a l')
+    train(out, resume=True)
+    assert rows(out) == rows(uninterrupted)
+
+
+def test_a_full_disk_loses_nothing(stopped: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (stopped / checkpoint.LAST).read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sealed, "save_file", full)
+        with pytest.raises(OSError, match="No space left"):
+            train(stopped, resume=True)
+    assert (stopped / checkpoint.LAST).read_bytes() == before
+    assert not list(stopped.glob(".*.part"))
+    train(stopped, resume=True)
+    assert_same(final(stopped), final(uninterrupted))
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_run_is_refused(stopped: Path, tmp_path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "recipe.json").write_text(json.dumps(small(lr=0.05).to_json()))
+    (tmp_path / "other" / checkpoint.LAST).write_bytes((stopped / checkpoint.LAST).read_bytes())
+    with pytest.raises(ValueError, match=r"is of another run: its lr is 0\.1, not 0\.05; continue it with"):
+        train(tmp_path / "other", resume=True, lr=0.05)
+
+
+def test_resuming_under_another_flag_or_recipe_is_refused(stopped: Path) -> None:
+    with pytest.raises(ValueError, match=r"--lr is 0\.07, but .* was begun with 0\.1; leave the flag away"):
+        train(stopped, resume=True, lr=0.07)
+    with pytest.raises(ValueError, match="is a run of digits, not of omniglot-wrn-40-2"):
+        run.train(RECIPES["omniglot-wrn-40-2"](), run.Place(resume=stopped), QUIET)
+
+
+def test_resuming_on_other_data_is_refused(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = run.dataset
+
+    def other(*args: Any, **options: Any) -> Any:
+        data = dataset(*args, **options)
+        data.train.images[0, 0, 0, 0] ^= 1
+        return data
+
+    monkeypatch.setattr(run, "dataset", other)
+    with pytest.raises(ValueError, match="is of another run: its data is"):
+        train(stopped, resume=True)
+
+
+def test_a_finished_run_is_not_trained_again(uninterrupted: Path) -> None:
+    before = (uninterrupted / "result.json").stat().st_mtime_ns
+    result = train(uninterrupted, resume=True)
+    assert result["epochs"] == 3
+    assert (uninterrupted / "result.json").stat().st_mtime_ns == before
+
+
+def test_two_processes_cannot_train_into_one_folder(stopped: Path) -> None:
+    lock = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", lock, str(stopped / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ValueError, match="another process trains into"):
+            train(stopped, resume=True)
+        other.kill()
+
+
+def test_a_second_signal_is_the_ordinary_one() -> None:
+    with Interruption() as interruption:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interruption.signum == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
