@@ -4,8 +4,8 @@ BIN := .venv/bin
 
 .PHONY: demo test test-all check bench clean
 
-demo: .venv/ready  ## show the image functions
-	@$(BIN)/metaaugment ops --picture demo/operations.png
+demo: .venv/ready  ## baseline, RandAugment and MetaAugment on few digits, and what was learned
+	@$(BIN)/python examples/demo.py
 
 test: check  ## what CI runs
 	$(BIN)/pytest -m "not slow"

@@ -8,6 +8,7 @@ from metaaugment.observation import Observation
 from metaaugment.ops import OPS, PAPER_OPS
 from metaaugment.policy import FeaturePolicy, PolicyNetwork, RejectingPolicy, UniformPolicy
 from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformSampler
+from metaaugment.transfer import LearnedPolicy
 from metaaugment.transformation import Transformation, apply
 
 __version__ = "0.1.0"
@@ -17,6 +18,7 @@ __all__ = [
     "PAPER_OPS",
     "FeaturePolicy",
     "IdentitySampler",
+    "LearnedPolicy",
     "Learner",
     "Observation",
     "PolicyNetwork",

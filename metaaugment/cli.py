@@ -91,6 +91,29 @@ def recipes() -> None:
     Console().print(table)
 
 
+def export(
+    run: Annotated[Path, Positional, arg(help="Folder of a run.", metavar="RUN")],
+    file: Annotated[Path, Positional, arg(help="Where the policy goes.", metavar="FILE")],
+    half: Annotated[bool, arg(help="Half the size, in float16.")] = False,
+    sampler_only: Annotated[bool, arg(help="The distribution over transformations alone, without networks.")] = False,
+) -> None:
+    """Write the policy that a run has learned as one file."""
+    from metaaugment.experiments.export import learned_policy
+
+    if file.exists():
+        raise ValueError(f"{file} exists already; choose another name, or remove it")
+    policy = learned_policy(run)
+    (policy.sampler_only() if sampler_only else policy).save(file, half)
+    print(file)
+
+
+def inspect(file: Annotated[Path, Positional, arg(help="A policy file.", metavar="FILE")]) -> None:
+    """Say what is in a policy file."""
+    from metaaugment.transfer import LearnedPolicy
+
+    print("\n".join(LearnedPolicy.load(file).describe()))
+
+
 def data(
     words: Annotated[
         tuple[str, ...], Positional, arg(metavar="[get NAME]", help="What to fetch; all sets are listed without.")
@@ -175,6 +198,8 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     app.command(train, name="train", help="Train a network by a recipe.")
     app.command(recipes)
     app.command(data)
+    app.command(export)
+    app.command(inspect)
     app.command(ops)
     app.command(bench, name="bench", help="Time a part beside its peers.")
     return app

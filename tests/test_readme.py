@@ -2,10 +2,13 @@
 
 import re
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from metaaugment import cli
+from metaaugment.data import download
+from metaaugment.experiments import export, run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -28,6 +31,19 @@ def test_commands_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert ours
     for command in ours:
         cli.main(command)
+
+
+def test_long_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down to what they would do, which takes too long here."""
+    asked = []
+    monkeypatch.setattr(run, "train", lambda recipe, place, console: asked.append(recipe.name))
+    monkeypatch.setattr(download, "get", lambda name, *more: asked.append(name))
+    monkeypatch.setattr(export, "learned_policy", lambda folder: MagicMock(save=lambda *_: asked.append("export")))
+    commands = [line.split("#")[0].split() for block in blocks("sh") for line in block.splitlines()]
+    for command in commands:
+        assert command[0] == "metaaugment"
+        cli.main(command[1:])
+    assert len(asked) == len(commands) > 5
 
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:

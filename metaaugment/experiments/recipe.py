@@ -10,6 +10,7 @@ import tyro
 
 from metaaugment.experiments.methods import METHODS
 from metaaugment.hypergradient import ROUTES
+from metaaugment.ops import find_space
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Recipe:
         """Refuse what no run can have, naming the flag."""
         one_of(self.method, METHODS, "--method")
         one_of(self.route, ROUTES, "--route")
+        find_space(self.space)
         for name in ("epochs", "batch", "copies", "policy_batch", "window", "every"):
             self._refuse(name, getattr(self, name) >= 1, "a whole number of at least 1")
         for name in ("warmup_epochs", "random_epochs", "frozen_epochs", "crop", "baseline_crop", "cutout", "seed"):

@@ -24,6 +24,7 @@ from metaaugment.experiments.recipe import Recipe
 from metaaugment.features import feature_dim
 from metaaugment.learner import Learner, Sampler
 from metaaugment.networks import network
+from metaaugment.ops import Space
 from metaaugment.policy import UniformPolicy
 from metaaugment.sampler import FixedSampler, UniformSampler
 from metaaugment.training import folder as run_folder
@@ -33,6 +34,7 @@ from metaaugment.training.machine import choose_device, commit, machine
 from metaaugment.training.progress import Bar, Lines, TensorBoard, duration
 from metaaugment.training.schedule import cosine
 from metaaugment.training.trainer import Phase, Trainer, Watcher
+from metaaugment.transfer import LearnedPolicy
 
 # What a seed is used for; each use has random numbers of its own.
 INITIAL, ORDER, VALIDATION_ORDER, DRAWS = range(4)
@@ -76,6 +78,8 @@ class Experiment:
     def phases(self) -> list[Phase]:
         """What is trained in turn: mostly one thing; on ImageNet random, joint and frozen."""
         recipe = self.recipe
+        if recipe.method == "metaaugment" and recipe.policy is not None:
+            return [Phase(recipe.epochs, self._transferred)]
         if recipe.method != "metaaugment" or not (recipe.random_epochs or recipe.frozen_epochs):
             return [Phase(recipe.epochs, self._joint)]
         joint = recipe.epochs - recipe.random_epochs - recipe.frozen_epochs
@@ -116,8 +120,19 @@ class Experiment:
             sampler.probabilities.copy_(before.sampler.probabilities)  # type: ignore[attr-defined]
         return self._learner(sampler, policy.requires_grad_(False), eyes), None
 
+    def _transferred(self, before: Learner | None) -> tuple[Learner, None]:
+        """Under a policy from a file, frozen with the network that it sees through."""
+        assert self.recipe.policy is not None
+        policy = LearnedPolicy.load(self.recipe.policy).to(self.device)
+        if policy.source.channels != self.data.channels:
+            raise ValueError(
+                f"--policy {self.recipe.policy} was learned on images of {policy.source.channels} channels, "
+                f"but {self.data.name} has {self.data.channels}"
+            )
+        return self._learner(*policy.parts(self.data.mean, self.data.std), space=policy.space), None
+
     def _learner(
-        self, sampler: Sampler, policy: nn.Module, extractor: nn.Module | None = None, space: str | None = None
+        self, sampler: Sampler, policy: nn.Module, extractor: nn.Module | None = None, space: str | Space | None = None
     ) -> Learner:
         recipe, data, generator = self.recipe, self.data, self.generator
         plain = recipe.method == "baseline"
@@ -142,6 +157,8 @@ def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
     recipe, resumed = _recorded(recipe, place)
     experiment = prepare(recipe, place, console)
     out = place.resume or place.out or Path("runs") / f"{recipe.name}-{recipe.method}-seed{recipe.seed}"
+    watchers: list[Watcher] = [Bar(console) if console.is_terminal else Lines(console)]
+    watchers += [TensorBoard(out)] if place.tensorboard else []
     if not resumed:
         run_folder.new(out)
     with run_folder.locked(out):
@@ -150,8 +167,6 @@ def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
             return run_folder.read_json(out / run_folder.RESULT)
         run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())
         reader = Reader(place.workers, place.corrupt == "skip")
-        watchers: list[Watcher] = [Bar(console) if console.is_terminal else Lines(console)]
-        watchers += [TensorBoard(out)] if place.tensorboard else []
         training = trainer(experiment, place, out, reader, watchers)
         began = training.resume() if resumed else False
         introduce(experiment, training, out, began, console)
@@ -177,7 +192,10 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
     """Data, network and generator of a recipe; nothing is written yet."""
     recipe.check()
     device = torch.device(choose_device(place.device))
-    data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
+    if recipe.policy is not None:
+        LearnedPolicy.load(recipe.policy)  # refuses what is none before anything is read or written
+    with console.status(f"reading {recipe.dataset}"):
+        data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
     _check_sizes(recipe, data)
     torch.manual_seed(derived_seed(recipe.seed, INITIAL))
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
@@ -204,11 +222,24 @@ def trainer(experiment: Experiment, place: Place, out: Path, reader: Reader, wat
     )  # fmt: skip
     optimizer = clipped(optimizer, recipe.clip)
     rate = cosine(recipe.lr, recipe.epochs * batches.steps, recipe.warmup_epochs * batches.steps, recipe.warmup_lr)
-    identity = {**recipe.to_json(), "data": data.fingerprint()}
+    identity = {**recipe.to_json(), "data": data.fingerprint(), **_about(data)}
     return Trainer(
         experiment.network, optimizer, experiment.phases(), batches, validation, rate, out, identity, precision,
         captured=place.capture and device.type == "cuda", watchers=watchers,
     )  # fmt: skip
+
+
+def _about(data: DataSet) -> dict[str, Any]:
+    """What an exported policy has to know of the data, as JSON gives it back."""
+    image, _ = data.val[0]
+    return {
+        "num_classes": data.num_classes,
+        "channels": data.channels,
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "fill": list(data.fill),
+        "sides": list(image.shape[1:]),
+    }
 
 
 def clipped(optimizer: Optimizer, norm: float | None) -> Optimizer:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import torch
 from jaxtyping import Float, UInt8
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -40,11 +40,10 @@ def weighted_samples(
     order = weights.argsort(descending=True)
     figure = Figure(figsize=(1.5 * columns, 8.2), layout="constrained")
     figure.suptitle(title)
-    for half, (part, name) in zip(
-        figure.subfigures(2, 1), ((order[: 2 * columns], "high"), (order.flip(0)[: 2 * columns], "low")), strict=True
-    ):
+    halves: Any = figure.subfigures(2, 1)
+    for half, part, name in zip(halves, (order, order.flip(0)), ("high", "low"), strict=True):
         half.suptitle(f"{name} weights", fontsize=10)
-        for axis, place in zip(half.subplots(2, columns).flat, part.tolist(), strict=True):
+        for axis, place in zip(half.subplots(2, columns).flat, part[: 2 * columns].tolist(), strict=True):
             picture = images[place].expand(3, -1, -1).permute(1, 2, 0).cpu()
             axis.imshow(picture.numpy(), interpolation="nearest")
             axis.set(xticks=[], yticks=[])
@@ -60,9 +59,8 @@ def describe(transformation: Transformation, space: str | Space, size: int) -> S
     lines = []
     for place, index in enumerate((transformation.first, transformation.second)):
         op = OPS[int(index)]
-        argument = space.arguments(
-            index.cpu(), transformation.magnitudes[:, place].double().cpu(), transformation.signs[:, place].cpu(), size, size
-        )
+        magnitude, sign = transformation.magnitudes[:, place].double(), transformation.signs[:, place]
+        argument = space.arguments(index, magnitude, sign, size, size)
         lines.append(f"{op.name} {float(argument[0]):.3g}" if op.magnitude else op.name)
     return lines
 

@@ -88,10 +88,10 @@ class TensorBoard:
             raise ValueError(
                 "--tensorboard needs the package tensorboard; install it with: pip install tensorboard"
             ) from None
-        self.writer = SummaryWriter(str(folder))
+        self.folder, self.make = str(folder), SummaryWriter
 
     def began(self, trainer: Trainer) -> None:
-        pass
+        self.writer = self.make(self.folder)
 
     def stepped(self, trainer: Trainer) -> None:
         pass

@@ -1,0 +1,109 @@
+"""Three ways to train on few images, three seeds each, and a look at what the policy has learned.
+
+    python examples/demo.py            # what `make demo` runs: a few minutes on two cores
+
+Trains on ten images a class of scikit-learn's digits, tests on 597 others, and prints whatever comes out. Runs that are
+finished are kept; one that was interrupted goes on where it stopped.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+import metaaugment as ma
+from metaaugment.experiments import run
+from metaaugment.experiments.export import learned_policy
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.report import figures
+from metaaugment.training.progress import duration
+
+METHODS = ("metaaugment", "randaugment", "baseline")  # the longest first, so that no core waits at the end
+
+
+def recipe(method: str, seed: int, epochs: int) -> Recipe:
+    """Sixteen pixels a side are plenty for digits that were scanned at eight."""
+    return replace(RECIPES["digits"](), method=method, seed=seed, epochs=epochs, per_class=10, size=16)
+
+
+def train(method: str, seed: int, epochs: int, folder: Path) -> tuple[str, int, float]:
+    """The test accuracy of one run, in a process of its own."""
+    torch.set_num_threads(1)
+    out = folder / f"{method}-seed{seed}"
+    place = run.Place(resume=out, device="cpu") if (out / "recipe.json").exists() else run.Place(out=out, device="cpu")
+    return method, seed, run.train(recipe(method, seed, epochs), place, Console(quiet=True))["test_accuracy"]
+
+
+def train_all(seeds: int, epochs: int, folder: Path) -> Iterator[tuple[str, int, float]]:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:
+        runs = [processes.submit(train, method, seed, epochs, folder) for method in METHODS for seed in range(seeds)]
+        for done in as_completed(runs):
+            yield done.result()
+
+
+def table(accuracies: dict[str, list[float]], seeds: int) -> Table:
+    shown = Table(
+        title=f"Test accuracy on digits, 10 training images a class, {seeds} seeds",
+        box=SIMPLE_HEAD,
+        title_justify="left",
+    )
+    for column in ("method", "mean", "deviation", "each seed"):
+        shown.add_column(column, justify="left" if column == "method" else "right")
+    for method in reversed(METHODS):
+        values = [100 * value for value in accuracies[method]]
+        deviation = f"{statistics.stdev(values):.2f}" if len(values) > 1 else "–"
+        shown.add_row(method, f"{statistics.mean(values):.2f}", deviation, "  ".join(f"{v:.2f}" for v in values))
+    return shown
+
+
+def draw(folder: Path, run_of: Path) -> list[Path]:
+    """p_{j,k}, and the training images under it with the weights they get."""
+    policy = learned_policy(run_of)
+    data = ma.dataset("digits", per_class=10, size=16)
+    assert isinstance(data.train, ma.data.Images)
+    generator = torch.Generator().manual_seed(0)
+    images = data.train.images.repeat(10, 1, 1, 1)
+    t = policy.sample(len(images), generator)
+    augmented = ma.apply(images, t, policy.space, policy.source.fill)
+    weights = policy.weights(augmented, t)
+    return [
+        figures.save(
+            figures.distribution(policy.probabilities, "digits: learned distribution over pairs of functions"),
+            folder / "distribution.png",
+        ),
+        figures.save(
+            figures.weighted_samples(augmented, t, weights, policy.space, "digits: what the policy makes of samples"),
+            folder / "samples.png",
+        ),
+    ]
+
+
+def main(out: Path = Path("demo"), seeds: int = 3, epochs: int = 300) -> None:
+    console = Console()
+    started = time.monotonic()
+    total = len(METHODS) * seeds
+    console.print(f"{total} runs of {epochs} epochs, {os.cpu_count()} at a time; logs are in {out / 'runs'}")
+    accuracies: dict[str, dict[int, float]] = {method: {} for method in METHODS}
+    with console.status("training"):
+        for count, (method, seed, accuracy) in enumerate(train_all(seeds, epochs, out / "runs"), 1):
+            accuracies[method][seed] = accuracy
+            console.print(f"{count}/{total}  {method}, seed {seed}: {accuracy:.2%}", highlight=False)
+    console.print(table({name: [values[s] for s in range(seeds)] for name, values in accuracies.items()}, seeds))
+    for picture in draw(out, out / "runs" / "metaaugment-seed0"):
+        console.print(str(picture), highlight=False)
+    console.print(f"done in {duration(time.monotonic() - started)}", highlight=False)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

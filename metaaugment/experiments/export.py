@@ -1,0 +1,58 @@
+"""What a run has learned, as a policy to be used elsewhere."""
+
+from pathlib import Path
+from typing import Any
+
+from metaaugment.experiments.methods import METHODS
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.features import feature_dim
+from metaaugment.learner import Learner
+from metaaugment.networks import network
+from metaaugment.training import checkpoint
+from metaaugment.training import folder as run_folder
+from metaaugment.training.machine import commit, machine
+from metaaugment.transfer import LearnedPolicy
+
+
+def learned_policy(folder: Path) -> LearnedPolicy:
+    """The policy of a run's last checkpoint, with the task network as its eyes."""
+    if not (folder / run_folder.RECIPE).exists():
+        raise ValueError(f"{folder} is no run: it has no {run_folder.RECIPE}; name the folder that train wrote to")
+    recipe = Recipe.from_json(run_folder.read_json(folder / run_folder.RECIPE))
+    if recipe.method != "metaaugment" or recipe.policy is not None:
+        under = f"under {recipe.policy}" if recipe.policy is not None else f"by {recipe.method}"
+        raise ValueError(f"{folder} was trained {under} and has learned no policy; name a joint run of metaaugment")
+    state = checkpoint.load(folder)
+    if state is None:
+        raise ValueError(f"{folder} has no checkpoint yet; wait for its first epoch, or go on with --resume {folder}")
+    about = state["identity"]
+    net = network(recipe.network, about["num_classes"], about["channels"])
+    # In the last phase of three the policy sees through the network as it was before.
+    net.load_state_dict(state["learner"].get("extractor", state["network"]))
+    method = METHODS[recipe.method]
+    if "policy" not in state["learner"] or not state["learner"]["policy"]:
+        raise ValueError(f"{folder} is still in its {recipe.random_epochs} random epochs and has learned no policy yet")
+    learner = Learner(
+        net, method.sampler(recipe.epsilon, recipe.window), method.policy(feature_dim(net)), space=recipe.space,
+        fill=about["fill"],
+    )  # fmt: skip
+    learner.policy.load_state_dict(state["learner"]["policy"])
+    learner.sampler.load_state_dict(state["learner"]["sampler"])  # type: ignore[attr-defined]
+    return LearnedPolicy.from_learner(
+        learner, recipe.network, about["num_classes"], about["channels"], recipe.space, about["mean"], about["std"],
+        about["fill"], about["sides"], _provenance(folder, recipe, state),
+    )  # fmt: skip
+
+
+def _provenance(folder: Path, recipe: Recipe, state: dict[str, Any]) -> dict[str, Any]:
+    result = folder / run_folder.RESULT
+    known = run_folder.read_json(result) if result.exists() else {}
+    return {
+        "recipe": recipe.to_json(),
+        "epoch": state["epoch"],
+        "data": state["identity"]["data"],
+        "test_accuracy": known.get("test_accuracy"),
+        "val_accuracy": known.get("val_accuracy"),
+        "machine": known.get("machine") or machine("cpu"),
+        "commit": known.get("commit") or commit(),
+    }

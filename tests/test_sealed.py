@@ -1,0 +1,451 @@
+"""Files that are whole or refused: what goes in comes out, and any damage on the way is found."""
+
+import errno
+import os
+import pickle
+import resource
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from metaaugment import sealed
+from metaaugment.sealed import Damaged
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "state.safetensors"
+
+
+def same(one: Any, other: Any) -> bool:
+    """Trees alike in structure, types and every bit of every tensor."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        alike = one.dtype == other.dtype and one.shape == other.shape
+        return alike and one.contiguous().numpy(force=True).tobytes() == other.numpy().tobytes()
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def test_the_judge_sees_every_difference() -> None:
+    tree = {"a": [torch.tensor([1.0]), 1], "b": {"c": "x"}}
+    assert same(tree, {"a": [torch.tensor([1.0]), 1], "b": {"c": "x"}})
+    for other in (
+        {"a": [torch.tensor([1.5]), 1], "b": {"c": "x"}},
+        {"a": [torch.tensor([1.0], dtype=torch.float64), 1], "b": {"c": "x"}},
+        {"a": [torch.tensor([[1.0]]), 1], "b": {"c": "x"}},
+        {"a": [torch.tensor([1.0]), True], "b": {"c": "x"}},
+        {"a": [torch.tensor([1.0])], "b": {"c": "x"}},
+        {"a": [torch.tensor([1.0]), 1], "b": {"d": "x"}},
+    ):
+        assert not same(tree, other)
+
+
+# -- round trips ------------------------------------------------------------------------------------------------------
+
+DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+    torch.bool,
+)  # fmt: skip
+TREES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "values": {
+        "a": 1,
+        "b": -0.5,
+        "c": None,
+        "d": True,
+        "e": "ü ≤ \n \" ' \\ \0",
+        "f": [],
+        "g": {},
+        "h": [[1], {"x": 2}],
+    },
+    "large and small numbers": {"a": 2**63, "b": 1e-308, "c": 0.1 + 0.2},
+    "types": {str(dtype): torch.tensor([0, 1, 1, 0]).to(dtype) for dtype in DTYPES},
+    "no dimension": {"a": torch.tensor(3), "b": torch.tensor(1.5), "c": torch.tensor(True)},
+    "empty": {"a": torch.zeros(0), "b": torch.zeros(2, 0, 3, dtype=torch.int64), "c": torch.zeros(0, dtype=torch.bool)},
+    "nested": {"a": {"b": [{"c": torch.arange(4)}, [torch.arange(2), 7], None]}, "d": torch.ones(1)},
+    "names with points": {"body.0.weight": torch.ones(2), "body": {"0.weight": torch.zeros(2)}},
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_tree_comes_back(name: str, file: Path) -> None:
+    sealed.save(file, "test", TREES[name])
+    assert same(sealed.load(file, "test"), TREES[name])
+
+
+def test_bfloat16_comes_back(file: Path) -> None:
+    """numpy has no such numbers, so they are compared as their bits."""
+    value = torch.tensor([1.0, -2.5, 3e38, 1e-40]).bfloat16()
+    sealed.save(file, "test", {"a": value})
+    found = sealed.load(file, "test")["a"]
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found.view(torch.int16), value.view(torch.int16))
+
+
+def test_bits_of_numbers_that_are_none_come_back(file: Path) -> None:
+    tree = {"a": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]), "b": float("inf")}
+    sealed.save(file, "test", tree)
+    assert same(sealed.load(file, "test"), tree)
+
+
+def test_tensors_that_share_memory_come_back(file: Path) -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    tree = {
+        "whole": whole, "again": whole, "part": whole[1], "turned": whole.T, "column": whole[:, 1:2],
+        "wide": torch.tensor([5.0]).expand(3), "last": whole.contiguous(memory_format=torch.contiguous_format)[2:],
+    }  # fmt: skip
+    sealed.save(file, "test", tree)
+    assert same(sealed.load(file, "test"), tree)
+
+
+def test_channels_last_comes_back_by_value(file: Path) -> None:
+    value = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    sealed.save(file, "test", {"a": value})
+    assert torch.equal(sealed.load(file, "test")["a"], value)
+
+
+def test_parameters_come_back_without_a_graph(file: Path) -> None:
+    layer = torch.nn.Linear(2, 3)
+    sealed.save(file, "test", {"layer": layer.state_dict(keep_vars=True), "twice": 2 * layer.bias})
+    found = sealed.load(file, "test")
+    assert torch.equal(found["layer"]["weight"], layer.weight)
+    assert not found["layer"]["weight"].requires_grad
+    assert not found["twice"].requires_grad
+
+
+def test_keys_become_strings_and_tuples_lists(file: Path) -> None:
+    """As in JSON; an optimizer's state has numbers for keys."""
+    sealed.save(file, "test", {"state": {0: {"step": torch.tensor(1.0)}, 1: (2, 3)}})
+    assert same(sealed.load(file, "test"), {"state": {"0": {"step": torch.tensor(1.0)}, "1": [2, 3]}})
+
+
+def test_what_was_copied_is_not_what_changes_later(file: Path) -> None:
+    """A checkpoint is written while training goes on."""
+    value = torch.zeros(3)
+    packed = sealed.copied({"a": value, "b": [value]})
+    value.fill_(7)
+    sealed.write(file, "test", *packed)
+    assert same(sealed.load(file, "test"), {"a": torch.zeros(3), "b": [torch.zeros(3)]})
+
+
+def test_what_is_no_json_is_refused_before_anything_is_written(file: Path) -> None:
+    with pytest.raises(TypeError):
+        sealed.save(file, "test", {"a": object()})
+    assert not list(file.parent.iterdir())
+
+
+@pytest.mark.xfail(strict=True, reason="tensors are named by joining keys, and a lone key 'tensor' is taken for one")
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"a/b": torch.tensor(1), "a": {"b": torch.tensor(2)}},
+        {"/a": torch.tensor(1), "a": torch.tensor(2)},
+        {"tensor": torch.tensor(1)},
+        {"a": {"tensor": "a word"}},
+        {"__metadata__": torch.tensor(1)},
+    ],
+    ids=["slash", "leading slash", "tensor", "tensor's name", "metadata"],
+)
+def test_awkward_keys_come_back(tree: dict[str, Any], file: Path) -> None:
+    sealed.save(file, "test", tree)
+    assert same(sealed.load(file, "test"), tree)
+
+
+@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="the later one wins without a word")
+def test_keys_that_become_one_are_refused(file: Path) -> None:
+    with pytest.raises(ValueError, match="1"):
+        sealed.save(file, "test", {1: "a", "1": "b"})
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+SMALL = {"step": 3, "w": torch.tensor([1.0, 2.0]), "l": [torch.tensor(True), "ok"]}
+
+
+def poke(file: Path, place: int, value: int) -> None:
+    """Put a byte in place; to write the file anew would make the disk wait."""
+    with file.open("rb+", buffering=0) as content:
+        content.seek(place)
+        content.write(bytes([value]))
+
+
+def passes(file: Path, place: int, value: int) -> bool:
+    """Whether the file with another byte is taken; it must hold what it held."""
+    intact = file.read_bytes()[place]
+    poke(file, place, value)
+    try:
+        assert same(sealed.load(file, "test"), SMALL), f"byte {place} is {value}"
+        return True
+    except (Damaged, OSError):
+        return False
+    finally:
+        poke(file, place, intact)
+
+
+def test_any_flipped_bit_is_found(file: Path) -> None:
+    """All bits of a whole file, one by one; one that is let pass, in the padding for one, must change nothing."""
+    sealed.save(file, "test", SMALL)
+    intact = file.read_bytes()
+    passed = {p for p, value in enumerate(intact) for bit in range(8) if passes(file, p, value ^ (1 << bit))}
+    # A header is filled up to eight bytes by up to seven spaces.
+    assert len(passed) <= 7
+    assert {intact[place] for place in passed} <= {0x20}
+    assert file.read_bytes() == intact
+
+
+@pytest.mark.parametrize("value", [0x00, 0x20, 0x22, 0x30, 0x5C, 0x7D, 0xFF])
+def test_any_other_byte_is_found(value: int, file: Path) -> None:
+    """Bytes that mean something to JSON: nothing, a space, a quote, a zero, a backslash, a brace."""
+    sealed.save(file, "test", SMALL)
+    intact = file.read_bytes()
+    passed = [place for place in range(len(intact)) if intact[place] != value and passes(file, place, value)]
+    assert not passed
+
+
+def test_a_file_cut_off_anywhere_is_found(file: Path) -> None:
+    sealed.save(file, "test", SMALL)
+    for length in reversed(range(file.stat().st_size)):
+        os.truncate(file, length)
+        with pytest.raises(Damaged, match=r"is cut off or damaged"):
+            sealed.load(file, "test")
+
+
+def test_a_file_with_something_behind_it_is_found(file: Path) -> None:
+    sealed.save(file, "test", SMALL)
+    poke(file, file.stat().st_size, 0)
+    with pytest.raises(Damaged):
+        sealed.load(file, "test")
+
+
+def test_exchanged_tensors_are_found(file: Path) -> None:
+    """Of the same size and kind: the names are under the seal too."""
+    tree, tensors = sealed.copied({"a": torch.tensor([1.0]), "b": torch.tensor([2.0])})
+    sealed.write(file, "test", tree, tensors)
+    intact = file.read_bytes()
+    one, other = (bytes(tensors[name].view(torch.uint8).tolist()) for name in "ab")
+    assert intact.endswith(one + other)
+    file.write_bytes(intact.removesuffix(one + other) + other + one)
+    with pytest.raises(Damaged, match="SHA-256"):
+        sealed.load(file, "test")
+
+
+def test_another_kind_is_named(file: Path) -> None:
+    sealed.save(file, "policy", SMALL)
+    with pytest.raises(Damaged, match=rf"^{file} is a policy file, not a checkpoint file$") as caught:
+        sealed.load(file, "checkpoint")
+    assert caught.value.file == file
+    assert caught.value.reason == "is a policy file, not a checkpoint file"
+
+
+class Trap:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.place),)
+
+
+@pytest.mark.parametrize("write", [pickle.dump, torch.save], ids=["pickle", "torch"])
+def test_a_pickle_is_refused_and_not_run(write: Any, file: Path) -> None:
+    place = file.parent / "trapped"
+    with file.open("wb") as content:
+        write(Trap(place), content)
+    with pytest.raises(Damaged, match=str(file)):
+        sealed.load(file, "test")
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"state": "{}"}, {"sha256": "0" * 64}])
+def test_a_safetensors_file_of_someone_else_is_refused(metadata: dict[str, str] | None, file: Path) -> None:
+    save_file({"weight": torch.ones(2)}, file, metadata)
+    with pytest.raises(Damaged, match=f"^{file} is no checkpoint file of metaaugment$"):
+        sealed.load(file, "checkpoint")
+
+
+def test_a_wrong_seal_is_refused(file: Path) -> None:
+    save_file({"weight": torch.ones(2)}, file, {"state": '{"kind": "test", "tree": {}}', "sha256": "0" * 64})
+    with pytest.raises(Damaged, match="SHA-256"):
+        sealed.load(file, "test")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n" * 20, b'{"a": 1}'])
+def test_other_files_are_refused(content: bytes, file: Path) -> None:
+    file.write_bytes(content)
+    with pytest.raises(Damaged, match=str(file)):
+        sealed.load(file, "test")
+
+
+def test_a_missing_file_and_a_folder_are_oserrors(file: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        sealed.load(file, "test")
+    assert caught.value.filename == str(file)
+    with pytest.raises(IsADirectoryError):
+        sealed.load(file.parent, "test")
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+OLD, NEW = {"n": 1, "t": torch.ones(4)}, {"n": 2, "t": torch.zeros(50_000)}
+
+
+def assert_old(file: Path) -> None:
+    """The old file as it was, and nothing beside it."""
+    assert [entry.name for entry in file.parent.iterdir()] == [file.name]
+    assert same(sealed.load(file, "test"), OLD)
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt, MemoryError])
+def test_a_writer_that_fails_leaves_the_old_file(error: type[BaseException], file: Path) -> None:
+    sealed.save(file, "test", OLD)
+
+    def write(part: Path) -> None:
+        part.write_bytes(b"half of")
+        raise error
+
+    with pytest.raises(error):
+        sealed.write_atomically(file, write)
+    assert_old(file)
+
+
+def test_a_writer_that_writes_nothing_leaves_the_old_file(file: Path) -> None:
+    sealed.save(file, "test", OLD)
+    with pytest.raises(FileNotFoundError):
+        sealed.write_atomically(file, lambda part: None)
+    assert_old(file)
+
+
+@contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """The kernel itself lets no file of this process grow beyond so many bytes; Python ignores the signal."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_is_full_leaves_the_old_file(file: Path) -> None:
+    sealed.save(file, "test", OLD)
+    with no_file_above(4096), pytest.raises(OSError, match="File too large") as caught:
+        sealed.save(file, "test", NEW)
+    assert caught.value.filename == str(file)
+    assert_old(file)
+    sealed.save(file, "test", NEW)
+    assert same(sealed.load(file, "test"), NEW)
+
+
+def test_a_disk_that_is_full_when_it_is_flushed_leaves_the_old_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed.save(file, "test", OLD)
+
+    def fsync(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fsync)
+        with pytest.raises(OSError, match="No space left"):
+            sealed.save(file, "test", NEW)
+    assert_old(file)
+
+
+def test_a_file_is_on_the_disk_before_it_is_in_place(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First the content is flushed, then the name changes, then the folder is flushed."""
+    sealed.save(file, "test", OLD)
+    events, fsync = [], os.fsync
+
+    def watched(handle: int) -> None:
+        kind = "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "content"
+        events.append((kind, sealed.load(file, "test")["n"]))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    sealed.save(file, "test", NEW)
+    assert events == [("content", 1), ("folder", 2)]
+
+
+def test_a_folder_that_is_not_there_is_an_oserror(file: Path) -> None:
+    with pytest.raises(OSError, match="No such file") as caught:
+        sealed.save(file.parent / "none" / "file", "test", OLD)
+    assert caught.value.filename == str(file.parent / "none" / "file")
+
+
+@pytest.mark.xfail(strict=True, reason="safetensors makes its file by tempfile, which only the owner may read")
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_a_file_may_be_read_by_whom_the_umask_lets(umask: int, file: Path) -> None:
+    """As any other file that a program writes; the log beside a checkpoint, for one."""
+    before = os.umask(umask)
+    try:
+        sealed.save(file, "test", OLD)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Nothing is forbidden to root."""
+    me = os.geteuid()
+    if me == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(me)
+
+
+def test_what_is_forbidden_is_an_oserror_that_names_the_file() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = folder / "state"
+        sealed.save(file, "test", OLD)
+        file.chmod(0)
+        folder.chmod(0o555)
+        with ordinary_user():
+            with pytest.raises(PermissionError) as caught:
+                sealed.load(file, "test")
+            assert caught.value.filename == str(file)
+            with pytest.raises(OSError, match="Permission denied") as refused:
+                sealed.save(file, "test", NEW)
+            assert refused.value.filename == str(file)
+        folder.chmod(0o755)
+        file.chmod(0o644)
+        assert_old(file)
+
+
+def test_whoever_reads_meanwhile_sees_the_old_or_the_new(file: Path) -> None:
+    """Each generation is consistent in itself, and none comes back after a newer one."""
+    generations = 60
+    sealed.save(file, "test", {"n": 0, "t": torch.zeros(5000)})
+
+    def write() -> None:
+        for n in range(1, generations + 1):
+            sealed.save(file, "test", {"n": n, "t": torch.full((5000,), float(n))})
+
+    writer, seen = threading.Thread(target=write), [0]
+    writer.start()
+    while writer.is_alive():
+        tree = sealed.load(file, "test")
+        assert (tree["t"] == tree["n"]).all()
+        seen.append(tree["n"])
+    writer.join()
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 2, "the reader never met the writer at work"
+    assert sealed.load(file, "test")["n"] == generations

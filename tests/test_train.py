@@ -1,0 +1,271 @@
+"""`metaaugment train`, `recipes` and `data` as their users meet them."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import metaaugment as ma
+from metaaugment import cli
+from metaaugment.data import cifar, omniglot
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.training.progress import duration
+
+from trees import write_cifar10, write_folder, write_omniglot
+
+Captured = pytest.CaptureFixture[str]
+QUICK = ("--size", "16", "--per-class", "20", "--batch", "50", "--epochs", "1")
+
+
+def program(*args: object) -> int:
+    """The exit status of a call."""
+    try:
+        cli.main([str(arg) for arg in args])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def refused(capsys: Captured, *args: object) -> str:
+    """The one sentence that a mistake gets."""
+    assert program(*args) == 2
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    assert len(shown.err.strip().splitlines()) == 1, shown.err
+    return shown.err
+
+
+def log(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+# -- what works -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_line_says_what_is_trained(tmp_path: Path, capsys: Captured) -> None:
+    assert program("train", "digits", *QUICK, "--every", "2", "--out", tmp_path / "run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(
+        "digits: metaaugment on the CPU; digits, 200 / 100 / 597 images in 10 classes; small-cnn"
+    )
+    assert "an epoch is 4 steps of 50 images and 2 policy updates" in lines[0]
+    assert re.match(r"epoch 1/1  loss \d\.\d{4}  validation \d+\.\d\d%  [\d,]+ images/s  0 s left", lines[2])
+    assert re.match(r"test accuracy \d+\.\d\d% after 1 epochs in", lines[-1])
+
+
+@pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment", "metaaugment"])
+def test_cifar_10_at_reduced_size(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The paper's recipe, with fewer images, a smaller network and two epochs."""
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path / "data", records=40))
+    reduced = ("--network", "small-cnn", "--epochs", "2", "--batch", "60", "--data", tmp_path / "data")
+    assert program("train", "cifar10-wrn-40-2", *reduced, "--method", method, "--out", tmp_path / "run") == 0
+    assert [row["epoch"] for row in log(tmp_path / "run")] == [1, 2]
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["data"] | {"fingerprint": ""} == {"train": 180, "val": 20, "test": 20, "fingerprint": ""}
+    moved = log(tmp_path / "run")[-1]["alpha"] != pytest.approx(0.1)
+    assert moved == (method == "metaaugment")
+
+
+def test_omniglot_with_its_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(omniglot, "OMNIGLOT", write_omniglot(tmp_path / "data"))
+    assert program("train", "omniglot-wrn-40-2", "--data", tmp_path / "data", "--epochs", "2", "--size", "16",
+                   "--batch", "25", "--out", tmp_path / "run") == 0  # fmt: skip
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["data"] | {"fingerprint": ""} == {"train": 75, "val": 10, "test": 15, "fingerprint": ""}
+    assert result["recipe"]["network"] == "wrn-40-2"
+
+
+FOLDER = ("--network", "small-cnn", "--size", "32", "--batch", "8", "--epochs", "2", "--every", "2", "--workers", "0")
+
+
+def test_images_of_ones_own(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20, "owl": 20})
+    assert program("train", "folder", "--data", root, *FOLDER, "--out", tmp_path / "run") == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert [result["data"][name] for name in ("train", "val", "test")] == [42, 6, 12]
+
+
+def test_worker_processes_change_nothing(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20})
+    for workers in ("0", "2"):
+        assert program("train", "folder", "--data", root, *FOLDER, "--workers", workers, "--out",
+                       tmp_path / workers) == 0  # fmt: skip
+    timeless = [
+        [
+            {key: row[key] for key in row if key not in ("seconds", "images_per_second")}
+            for row in log(tmp_path / workers)
+        ]
+        for workers in ("0", "2")
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def test_a_corrupt_image_is_named_or_skipped_and_counted(tmp_path: Path, capsys: Captured) -> None:
+    root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20})
+    broken = [root / "cat" / "003.png", root / "dog" / "007.png"]
+    for file in broken:
+        file.write_bytes(file.read_bytes()[:100])
+    sentence = refused(capsys, "train", "folder", "--data", root, *FOLDER, "--out", tmp_path / "error")
+    assert any(str(file) in sentence for file in broken)
+    assert "--corrupt skip" in sentence
+    assert program("train", "folder", "--data", root, *FOLDER, "--corrupt", "skip", "--out", tmp_path / "run") == 0
+    assert "2 image files could not be read and were skipped" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["unreadable_files"] == 2
+
+
+def test_pretrained_weights(tmp_path: Path, capsys: Captured) -> None:
+    """With a learning rate of zero the network stays what it began with; other classes get a fresh last layer."""
+    for classes in (10, 7):
+        network = ma.network("small-cnn", classes)
+        save_file(
+            {name: value.contiguous() for name, value in network.state_dict().items()}, tmp_path / "w.safetensors"
+        )
+        out = tmp_path / str(classes)
+        assert program("train", "digits", *QUICK, "--method", "baseline", "--lr", "0", "--weight-decay", "0",
+                       "--pretrained", tmp_path / "w.safetensors", "--out", out) == 0  # fmt: skip
+        state = ma.sealed.load(out / "checkpoint.safetensors", "checkpoint")["network"]
+        assert torch.equal(state["body.0.weight"], network.state_dict()["body.0.weight"])
+        kept = state["output.weight"].shape == network.output.weight.shape
+        assert kept == (classes == 10)
+        assert ("its last layer has other classes" in capsys.readouterr().out) == (classes == 7)
+
+
+def test_recipes_piped_are_plain_names(capsys: Captured) -> None:
+    assert program("recipes") == 0
+    assert capsys.readouterr().out.splitlines() == list(RECIPES)
+
+
+def test_data_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path))
+    (tmp_path / "cifar-100-binary").mkdir()
+    (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(b"x")
+    assert program("data", "--data", tmp_path) == 0
+    lines = {line.split("\t")[0]: line.split("\t")[1:] for line in capsys.readouterr().out.splitlines()}
+    assert lines["digits"][0] == "complete"
+    assert lines["cifar10"] == ["complete", str(tmp_path / "cifar-10-batches-bin")]
+    assert lines["cifar100"][0].startswith("incomplete: ")
+    assert lines["omniglot"][0] == "missing"
+    assert "metaaugment data get omniglot" in lines["omniglot"][-1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (5400, "1 h 30 min")]
+)
+def test_durations_as_people_say_them(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--method", "randaugmnt"], "--method is 'randaugmnt' (did you mean randaugment?); choose one of baseline,"),
+        (["--epochs", "0"], "--epochs is 0; it must be a whole number of at least 1"),
+        (["--lr", "nan"], "--lr is nan; it must be a number of 0 or more"),
+        (["--batch", "5000"], "--batch is 5000, but there are only 1100 training images"),
+        (["--per-class", "5", "--batch", "10"], "the validation split has 100 images and the training split only 50"),
+        (["--network", "resnet-5"], "unknown network 'resnet-5'; choose one of"),
+        (["--device", "cuda"], "PyTorch finds no CUDA device"),
+        (["--device", "tpu"], "--device is 'tpu'; choose cpu or cuda"),
+        (["--space", "nope"], "unknown space 'nope'; choose one of"),
+        (["--resume", "no-such-run"], "no-such-run is no run"),
+        (["--pretrained", "no-such-file"], "no-such-file: No such file or directory"),
+        (["--dataset", "cifar"], "unknown data set 'cifar'"),
+        (["--seed", "-1"], "--seed is -1; it must be 0 or more"),
+        (["--split-seed", "-1"], "seed is -1"),
+        (["--epsilon", "2"], "--epsilon is 2.0; it must be a share in [0, 1]"),
+        (["--random-epochs", "9", "--epochs", "9"], "--epochs is 9; it must be above 9 random"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_nothing_is_written(
+    flags: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    if "cuda" in flags and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    monkeypatch.chdir(tmp_path)
+    assert sentence in refused(capsys, "train", "digits", *flags)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_flag_is_refused_with_the_nearest_name(capsys: Captured) -> None:
+    assert program("train", "digits", "--policy-rate", "1") == 2
+    shown = capsys.readouterr()
+    assert "--policy-lr" in shown.err + shown.out
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if re.search("shake|pyramid|resnet-200", name)])
+def test_rows_trained_by_transfer_ask_for_a_policy(name: str, capsys: Captured) -> None:
+    sentence = refused(capsys, "train", name)
+    assert sentence.startswith(f"metaaugment: {name} is trained under a policy that was learned before")
+    assert "--policy FILE" in sentence
+
+
+def test_missing_data_are_named_with_the_command_that_gets_them(tmp_path: Path, capsys: Captured) -> None:
+    sentence = refused(capsys, "train", "cifar10-wrn-40-2", "--data", tmp_path, "--out", tmp_path / "run")
+    assert str(tmp_path / "cifar-10-batches-bin") in sentence
+    assert f"metaaugment data get cifar10 --data {tmp_path}" in sentence
+    assert not list(tmp_path.iterdir())
+
+
+def test_incomplete_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path))
+    (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
+    assert "data_batch_3.bin" in refused(capsys, "train", "cifar10-wrn-40-2", "--data", tmp_path)
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "thesis.txt").write_text("all of it")
+    sentence = refused(capsys, "train", "digits", *QUICK, "--out", tmp_path)
+    assert "exists already; continue its run with --resume" in sentence
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_an_unwritable_folder(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file") in refused(capsys, "train", "digits", *QUICK, "--out", tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+    ("classes", "sentence"),
+    [
+        ({"cat": 20}, "one class"),
+        ({"cat": 20, "dog": 0}, "dog"),
+        ({"train/cat": 4, "train/dog": 4, "val/cat": 9, "val/dog": 9}, "validation"),
+        ({}, "no folder"),
+    ],
+    ids=["one class", "empty class", "larger validation", "nothing"],
+)
+def test_folders_that_cannot_be_trained_on(
+    classes: dict[str, int], sentence: str, tmp_path: Path, capsys: Captured
+) -> None:
+    root = write_folder(tmp_path / "mine", classes)
+    assert sentence in refused(capsys, "train", "folder", "--data", root, *FOLDER, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("file", ["a picture", "another network", "a pickle"])
+def test_pretrained_weights_that_do_not_fit(file: str, tmp_path: Path, capsys: Captured) -> None:
+    weights = tmp_path / "weights"
+    if file == "a picture":
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(weights, "png")
+    elif file == "another network":
+        save_file(ma.network("wrn-40-2", 10).state_dict(), weights)
+    else:
+        torch.save({"a": torch.zeros(1)}, weights)
+    sentence = refused(capsys, "train", "digits", *QUICK, "--pretrained", weights, "--out", tmp_path / "run")
+    assert f"--pretrained {weights}" in sentence
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_is_optional(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    assert "pip install tensorboard" in refused(
+        capsys, "train", "digits", *QUICK, "--tensorboard", "--out", tmp_path / "r"
+    )

@@ -1,0 +1,804 @@
+"""A learned policy as one file: whole or refused, the same on the other side, and what the paper's transfer trains by."""
+
+import copy
+import io
+import json
+import pickle
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import metaaugment as ma
+from metaaugment import sealed
+from metaaugment.data.augment import normalization
+from metaaugment.networks import NETWORKS
+from metaaugment.ops import SPACES, Level, Space
+from metaaugment.sampler import FixedSampler
+from metaaugment.transfer import LearnedPolicy, space_hash
+
+SIDE, CLASSES, N = 16, 5, 12
+MEAN, STD, FILL = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), (125, 100, 80)
+PROVENANCE = {"recipe": "digits", "test_accuracy": 0.97, "versions": {"torch": "2.13"}, "seeds": [1, 2]}
+
+
+def photos(n: int = N, channels: int = 3, side: int = SIDE, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, channels, side, side), dtype=torch.uint8, generator=generator)
+
+
+def prepare(mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Callable[[Tensor], Tensor]:
+    return normalization(mean, std, torch.device("cpu"), torch.contiguous_format)
+
+
+def trained(network: nn.Module, policy: nn.Module | None = None, channels: int = 3, **options: Any) -> ma.Learner:
+    """A learner after a pass, which gave batch normalisation some statistics, with some p."""
+    sampler = ma.TransformationSampler()
+    p = torch.rand(14, 14, dtype=torch.float64) ** 3
+    sampler.probabilities.copy_(p / p.sum())
+    options = {"prepare": prepare(MEAN[:channels], STD[:channels]), "fill": FILL[:channels], **options}
+    learner = ma.Learner(network, sampler, policy or sharp(ma.PolicyNetwork(128)), **options)
+    learner.observe(photos(channels=channels), torch.arange(N) % CLASSES)
+    return learner
+
+
+def sharp(policy: ma.PolicyNetwork) -> ma.PolicyNetwork:
+    """One whose outputs differ, as a learned one's do."""
+    with torch.no_grad():
+        policy.output.weight *= 10
+    return policy
+
+
+def export(learner: ma.Learner, network: str | None = "small-cnn", channels: int = 3) -> LearnedPolicy:
+    mean, std, fill = MEAN[:channels], STD[:channels], FILL[:channels]
+    return LearnedPolicy.from_learner(
+        learner, network, CLASSES, channels, "metaaugment", mean, std, fill, SIDE, PROVENANCE
+    )
+
+
+@cache
+def learned(channels: int = 3, policy: nn.Module | None = None) -> LearnedPolicy:
+    """One that several tests look at; none changes it."""
+    torch.manual_seed(0)
+    return export(trained(ma.network("small-cnn", CLASSES, channels), policy, channels), channels=channels)
+
+
+def seeded(seed: int = 7) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def tensors(policy: LearnedPolicy) -> dict[str, Tensor]:
+    found = {"p": policy.probabilities}
+    if policy.judge is not None and policy.eyes is not None:
+        found |= {f"theta/{name}": value for name, value in policy.judge.policy.state_dict().items()}
+        found |= {f"w/{name}": value for name, value in policy.eyes.network.state_dict().items()}
+    return found
+
+
+def same(left: LearnedPolicy, right: LearnedPolicy) -> bool:
+    """Bit for bit, and in everything else."""
+    a, b = tensors(left), tensors(right)
+    equal = a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)
+    return equal and left.source == right.source and left.provenance == right.provenance
+
+
+# -- the file -----------------------------------------------------------------------------------------------------------
+
+
+POLICIES = {
+    "policy network": lambda: ma.PolicyNetwork(128, hidden=30),
+    "feature policy": lambda: ma.FeaturePolicy(128),
+    "rejecting": lambda: ma.RejectingPolicy(ma.PolicyNetwork(128)),
+    "rejecting feature policy": lambda: ma.RejectingPolicy(ma.FeaturePolicy(128)),
+}
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_a_round_trip_is_bit_exact(tmp_path: Path, kind: str) -> None:
+    policy = learned(policy=POLICIES[kind]())
+    policy.save(tmp_path / "policy.safetensors")
+    loaded = LearnedPolicy.load(str(tmp_path / "policy.safetensors"))
+    assert same(loaded, policy)
+    assert loaded.provenance == PROVENANCE
+    for left, right in zip(policy.augment(photos(), seeded()), loaded.augment(photos(), seeded()), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_loading_draws_no_random_number_and_depends_on_the_file_no_longer(tmp_path: Path) -> None:
+    policy, file = learned(), tmp_path / "policy.safetensors"
+    policy.save(file)
+    before = torch.get_rng_state()
+    loaded = LearnedPolicy.load(file)
+    assert torch.equal(torch.get_rng_state(), before)
+    with file.open("rb+") as content:  # in place, as cp does it
+        content.write(bytes(file.stat().st_size))
+    assert same(loaded, policy)
+
+
+def test_the_copy_does_not_follow_the_learner() -> None:
+    learner = trained(ma.network("small-cnn", CLASSES))
+    policy = export(learner)
+    before = {name: value.clone() for name, value in tensors(policy).items()}
+    with torch.no_grad():
+        for value in (*learner.network.parameters(), *learner.policy.parameters(), learner.sampler.probabilities):
+            value.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in tensors(policy).items())
+
+
+def test_flipped_bytes_and_cut_ends_are_refused(tmp_path: Path) -> None:
+    """A bit anywhere, in lengths, names, state and numbers alike; and a file cut off or continued anywhere."""
+    policy, file = learned(), tmp_path / "policy.safetensors"
+    policy.save(file)
+    intact = file.read_bytes()
+    header = 8 + int.from_bytes(intact[:8], "little")
+    draw = random.Random(0)
+    places = [*range(12), *draw.choices(range(header), k=70), *draw.choices(range(len(intact)), k=25)]
+    mutated = []
+    for place in places:
+        content = bytearray(intact)
+        content[place] ^= 1 << draw.randrange(8)
+        mutated.append(bytes(content))
+    ends = (0, 1, 7, 8, 9, header - 1, header, header + 1, len(intact) // 2, len(intact) - 1)
+    mutated += [intact[:end] for end in ends]
+    mutated += [intact + b"\0", b"\0" * len(intact), intact[8:], intact * 2]
+    refused = 0
+    for content in mutated:
+        file.write_bytes(content)
+        try:
+            assert same(LearnedPolicy.load(file), policy)
+        except ValueError as error:
+            assert str(file) in str(error)
+            refused += 1
+    assert refused > 0.95 * len(mutated)
+
+
+def edited(file: Path, **fields: Any) -> None:
+    """The file with other fields, or other tensors where a name has a slash; under a right SHA-256."""
+    tree = sealed.load(file, "policy")
+    for path, value in fields.items():
+        *groups, name = path.split("/")
+        place = tree
+        for group in groups:
+            place = place[group]
+        if value is None:
+            del place[name]
+        else:
+            place[name] = value(place.get(name)) if callable(value) else value
+    sealed.save(file, "policy", tree)
+
+
+def spoiled(value: float) -> Callable[[Tensor], Tensor]:
+    def spoil(tensor: Tensor) -> Tensor:
+        tensor = tensor.clone()
+        tensor.view(-1)[1] = value
+        return tensor
+
+    return spoil
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "another version": ({"format": 2}, r"it has format 2, and this version of metaaugment reads 1; use the version"),
+    "no version": ({"format": None}, r"does not say its format; take an intact copy"),
+    "a field is missing": ({"mean": None}, r"the field 'mean' is missing; take an intact copy of it, or export"),
+    "a tensor of w is missing": ({"w/body.0.weight": None}, r"the tensor w/body\.0\.weight is missing"),
+    "a tensor of θ is missing": ({"theta/output.bias": None}, r"the tensor theta/output\.bias is missing"),
+    "θ's size is missing": ({"theta/feature.weight": None}, r"feature\.weight of the policy is missing"),
+    "an unknown tensor": ({"w/neck.weight": torch.ones(3)}, r"the tensor w/neck\.weight has no place"),
+    "another shape": ({"w/output.weight": torch.ones(5, 127)}, r"w/output\.weight is \(5, 127\); it must be \(5, 128\)"),
+    "another dtype": ({"w/output.weight": lambda w: w.long()}, r"has dtype torch\.int64; it must be torch\.float32"),
+    "a number for a tensor": ({"w/output.bias": 3}, r"the tensor w/output\.bias is missing"),
+    "NaN in w": ({"w/body.4.weight": spoiled(float("nan"))}, r"w/body\.4\.weight holds numbers that are not finite"),
+    "infinity in θ": ({"theta/output.weight": spoiled(float("inf"))}, r"theta/output\.weight holds numbers that are not"),
+    "NaN in p": ({"p": spoiled(float("nan"))}, r"p is no distribution"),
+    "p below 0": ({"p": lambda p: spoiled(-float(p.view(-1)[1]))(p)}, r"p is no distribution: from -"),
+    "p does not sum to 1": ({"p": lambda p: p * 1.01}, r"p is no distribution: .* 1\.01 in all, not 1"),
+    "p of other functions": ({"p": torch.full((16, 16), 1 / 256).double()}, r"p is torch\.float64 \(16, 16\)"),
+    "p in float32": ({"p": lambda p: p.float()}, r"p is torch\.float32 \(14, 14\); it must be torch\.float64"),
+    "p is no tensor": ({"p": [1.0]}, r"p is list"),
+    "an unknown network": ({"network": "vgg-16"}, r"unknown network 'vgg-16'; this version of metaaugment has .*small-cnn"),
+    "a list for a network": ({"network": ["small-cnn"]}, r"is no intact policy"),
+    "another network": ({"network": "wrn-40-2"}, r"the tensor w/stem\.weight is missing"),
+    "other classes": ({"num_classes": 6}, r"w/output\.weight is \(5, 128\); it must be \(6, 128\)"),
+    "very many classes": ({"num_classes": 2**62}, r"is no intact policy"),
+    "still more": ({"num_classes": 2**80}, r"is no intact policy"),
+    "classes in words": ({"num_classes": "five"}, r"num_classes is 'five'; it must be a whole number at least 2"),
+    "other channels": ({"channels": 1}, r"mean is .*; for 1 channels it has 1 numbers"),
+    "no channels": ({"channels": []}, r"is no intact policy"),
+    "an unknown policy": ({"policy": "oracle"}, r"unknown policy 'oracle'; this version of metaaugment has policy-network"),
+    "another policy": ({"policy": "feature-policy"}, r"theta/output\.weight is \(1, 200\); it must be \(1, 100\)"),
+    "θ without a name": ({"policy": lambda _: None}, r"tensors of a policy, but no name of one"),
+    "a policy for other features": (
+        {"theta/feature.weight": lambda w: w[:, :64].contiguous()},
+        r"features have 128 numbers, but the policy takes 64",
+    ),
+    "an unknown space": ({"space/name": "aside"}, r"unknown space 'aside'; hand it in with space="),
+    "another space": ({"space/name": "autoaugment"}, r"magnitudes meant something else .* use the version"),
+    "another hash": ({"space/sha256": "0" * 64}, r"magnitudes meant something else when it was learned"),
+    "no space": ({"space": 3}, r"is no intact policy"),
+    "a deviation of 0": ({"std": [0.2, 0.0, 0.3]}, r"std is .*; deviations are above 0"),
+    "a mean in words": ({"mean": ["a", "b", "c"]}, r"both must be finite numbers"),
+    "a fill above 255": ({"fill": [0, 0, 256]}, r"fill is 256; it must be a whole number in 0 to 255"),
+    "no size": ({"size": []}, r"size is \(\); it is a height and a width"),
+    "an unknown layer": ({"layer": "neck"}, r"features='neck' is no layer of the network"),
+    "a number for a layer": ({"layer": 3}, r"layer is 3; it is a name, or none"),
+    "a list for provenance": ({"provenance": [1]}, r"the provenance must be a dictionary"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_file_under_a_right_hash_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    file, (fields, sentence) = tmp_path / "policy.safetensors", WRONG[kind]
+    learned().save(file)
+    edited(file, **fields)
+    with pytest.raises(ValueError, match=sentence) as error:
+        LearnedPolicy.load(file)
+    assert str(error.value).startswith(str(file))
+    assert "\n" not in str(error.value)
+
+
+def bad_files(folder: Path) -> Iterator[Path]:
+    file = folder / "missing.safetensors"
+    yield file
+    file = folder / "a folder"
+    file.mkdir()
+    yield file
+    file = folder / "empty"
+    file.touch()
+    yield file
+    file = folder / "plain.safetensors"
+    save_file({"p": torch.ones(14, 14)}, file)
+    yield file
+    file = folder / "checkpoint.safetensors"
+    sealed.save(file, "checkpoint", {"p": torch.ones(14, 14)})
+    yield file
+    for number, state in enumerate(("", "[]", "{", '{"kind": "policy"}', '{"kind": "policy", "tree": []}', "[" * 9999)):
+        file = folder / f"state-{number}.safetensors"
+        save_file({}, file, {"state": state, "sha256": sealed._digest({}, state)})
+        yield file
+    state = json.dumps({"kind": "policy", "tree": {"format": 1, "p": {"tensor": "p"}}})
+    file = folder / "tensor.safetensors"
+    save_file({}, file, {"state": state, "sha256": sealed._digest({}, state)})
+    yield file
+
+
+def test_what_is_no_policy_is_refused_by_name(tmp_path: Path) -> None:
+    for file in bad_files(tmp_path):
+        with pytest.raises(ValueError) as error:
+            LearnedPolicy.load(file)
+        assert str(error.value).startswith(str(file))
+
+
+class Payload:
+    """What runs when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.mark,)
+
+
+def test_a_pickle_is_refused_and_nothing_in_it_runs(tmp_path: Path) -> None:
+    file, mark = tmp_path / "policy.pt", tmp_path / "it ran"
+    for write in (lambda payload: pickle.dumps(payload), saved_by_torch):
+        file.write_bytes(write(Payload(mark)))
+        with pytest.raises(ValueError, match=re.escape(str(file))):
+            LearnedPolicy.load(file)
+    assert not mark.exists()
+
+
+def saved_by_torch(payload: object) -> bytes:
+    content = io.BytesIO()
+    torch.save(payload, content)
+    return content.getvalue()
+
+
+def test_a_folder_that_is_not_there_is_named_when_writing(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        learned().save(tmp_path / "nowhere" / "policy.safetensors")
+
+
+def test_the_document_reads_a_file_with_safetensors_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code runs as it stands there, and it names every field and group of tensors of a file."""
+    monkeypatch.chdir(tmp_path)
+    policy = learned()
+    policy.save("policy.safetensors")
+    text = (Path(__file__).parent.parent / "docs" / "policy-file.md").read_text()
+    read, *_ = re.findall(r"^```python\n(import json\n.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    found: dict[str, Any] = {}
+    exec(compile(read, "policy-file.md", "exec"), found)
+    assert torch.equal(found["p"], policy.probabilities)
+    assert found["fields"]["provenance"] == PROVENANCE
+    assert found["w"].keys() == policy.eyes.network.state_dict().keys()
+    assert all(f"`{field}`" in text for field in found["fields"])
+
+
+def test_half_precision_changes_outputs_little(tmp_path: Path) -> None:
+    policy, file = learned(), tmp_path / "policy.safetensors"
+    policy.save(file, half=True)
+    with safe_open(file, framework="pt") as content:
+        kinds = {name: content.get_tensor(name).dtype for name in content.keys()}  # noqa: SIM118
+    assert kinds["w/body.0.weight"] == kinds["theta/output.bias"] == torch.float16
+    assert kinds["p"] == torch.float64
+    loaded = LearnedPolicy.load(file)
+    assert torch.equal(loaded.probabilities, policy.probabilities)
+    assert {value.dtype for value in loaded.eyes.parameters()} == {torch.float32}
+    t = policy.sample(64, seeded())
+    exact, rounded = policy.outputs(photos(64), t), loaded.outputs(photos(64), t)
+    assert exact.std() > 0.05
+    torch.testing.assert_close(rounded, exact, atol=2e-3, rtol=0)
+    loaded.save(file, half=True)
+    assert same(LearnedPolicy.load(file), loaded)
+
+
+def test_what_is_too_large_for_half_precision_is_named(tmp_path: Path) -> None:
+    learner = trained(ma.network("small-cnn", CLASSES))
+    learner.network.body[1].running_var[0] = 1e5
+    with pytest.raises(ValueError, match=r"w/body\.1\.running_var holds 100000, too large for half precision"):
+        export(learner).save(tmp_path / "policy.safetensors", half=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sizes_of_files(tmp_path: Path) -> None:
+    """Half of WRN-40-2 for Omniglot's 1,623 classes stays under 5 MB, p alone under 10 KB."""
+    network = ma.network("wrn-40-2", 1623, 1)
+    learner = ma.Learner(network, ma.TransformationSampler(), ma.PolicyNetwork(128))
+    policy = LearnedPolicy.from_learner(
+        learner, "wrn-40-2", 1623, 1, "metaaugment", (0.9,), (0.2,), 0, (32, 32), PROVENANCE
+    )
+    policy.save(tmp_path / "whole", half=True)
+    assert (tmp_path / "whole").stat().st_size <= 5_000_000
+    assert LearnedPolicy.load(tmp_path / "whole").outputs(photos(2, 1), policy.sample(2)).shape == (2,)
+    policy.sampler_only().save(tmp_path / "small")
+    assert (tmp_path / "small").stat().st_size < 10_000
+
+
+def test_p_alone(tmp_path: Path) -> None:
+    policy, file = learned(), tmp_path / "policy.safetensors"
+    policy.sampler_only().save(file)
+    small = LearnedPolicy.load(file)
+    assert torch.equal(small.probabilities, policy.probabilities)
+    images, weights = small.augment(photos(), seeded())
+    assert torch.equal(images, policy.augment(photos(), seeded())[0])
+    torch.testing.assert_close(weights, torch.full((N,), 1 / N))
+    sampler, judge, eyes = small.parts()
+    assert torch.equal(sampler.probabilities, policy.probabilities)
+    assert isinstance(judge, ma.UniformPolicy)
+    assert eyes is None
+    with pytest.raises(ValueError, match="holds p alone, and looks through no network; leave extractor= away"):
+        LearnedPolicy.load(file, extractor=ma.network("small-cnn", CLASSES))
+
+
+class Own(nn.Module):
+    """A network that is none of ours, whose features are not what enters its last linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        self.neck = nn.Conv2d(8, 8, 1)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.neck(self.body(images)).amax((2, 3)))
+
+
+def test_a_network_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
+    network, file = Own(), tmp_path / "policy.safetensors"
+    policy = export(trained(network, ma.PolicyNetwork(8), features="neck"), network=None)
+    policy.save(file)
+    with pytest.raises(ValueError, match=r"a network of its user's own; hand it in with extractor="):
+        LearnedPolicy.load(file)
+    with pytest.raises(ValueError, match=r"the tensor w/body\.1\.weight is missing"):
+        LearnedPolicy.load(file, extractor=ma.network("small-cnn", CLASSES))
+    fresh = Own()
+    before = copy.deepcopy(fresh.state_dict())
+    loaded = LearnedPolicy.load(file, extractor=fresh)
+    assert all(torch.equal(value, before[name]) for name, value in fresh.state_dict().items())
+    assert same(loaded, policy)
+    t = policy.sample(N, seeded())
+    features = network.body(prepare()(photos())).mean((2, 3))
+    torch.testing.assert_close(loaded.outputs(photos(), t), policy.judge.policy(features, ma.embed(t)))
+    sampler, judge, eyes = loaded.parts()
+    seen = ma.Learner(Own(), sampler, judge, extractor=eyes, prepare=prepare()).observe(photos(), torch.zeros(N).long())
+    assert torch.equal(seen.weights, loaded.weights(seen.images, seen.transformation))
+
+
+def test_a_space_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
+    space = Space("mild", {**SPACES["metaaugment"].levels, "Rotate": Level(1.0, signed=True)})
+    learner, file = trained(ma.network("small-cnn", CLASSES), space=space), tmp_path / "policy.safetensors"
+    with pytest.raises(ValueError, match="space is 'metaaugment', but the learner's is 'mild'"):
+        export(learner)
+    policy = LearnedPolicy.from_learner(learner, "small-cnn", CLASSES, 3, space, MEAN, STD, FILL, SIDE)
+    policy.save(file)
+    with pytest.raises(ValueError, match="unknown space 'mild'; hand it in with space="):
+        LearnedPolicy.load(file)
+    with pytest.raises(ValueError, match="magnitudes meant something else"):
+        LearnedPolicy.load(file, space=SPACES["metaaugment"])
+    assert same(LearnedPolicy.load(file, space=space), policy)
+
+
+def test_the_hash_is_that_of_the_levels_of_the_papers_functions() -> None:
+    space = SPACES["metaaugment"]
+    assert len({space_hash(other) for other in SPACES.values()}) == len(SPACES)
+    rotate = replace(space.levels["Rotate"], slope=3.0001)
+    assert space_hash(replace(space, levels={**space.levels, "Rotate": rotate})) != space_hash(space)
+    cutout = replace(space.levels["Cutout"], slope=3.0)
+    assert space_hash(replace(space, name="x", levels={**space.levels, "Cutout": cutout})) == space_hash(space)
+    # Written down: files that exist already depend on it.
+    assert space_hash(space) == HASH
+
+
+HASH = "b3b1d4ea658a5c9c3b7868b4b83aa9da3cb41e5a3069cf1dfa28ab2f014b8e94"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_all_of_a_network_of_ours_is_in_its_tensors(name: str) -> None:
+    with torch.device("meta"):
+        network = ma.network(name, CLASSES)
+    state = network.state_dict()
+    assert all(tensor in state for tensor, _ in (*network.named_parameters(), *network.named_buffers()))
+
+
+# -- use ----------------------------------------------------------------------------------------------------------------
+
+
+def by_hand(policy: LearnedPolicy, images: Tensor, t: ma.Transformation) -> Tensor:
+    """P from the formulas, the features by a hook."""
+    network, theta = policy.eyes.network, policy.judge.policy
+    kept = []
+    hook = network.output.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    mean, std = torch.tensor(policy.source.mean), torch.tensor(policy.source.std)
+    network((images / 255 - mean[:, None, None]) / std[:, None, None])
+    hook.remove()
+    left = torch.relu(ma.embed(t) @ theta.embedding.weight.T + theta.embedding.bias)
+    right = torch.relu(kept[0] @ theta.feature.weight.T + theta.feature.bias)
+    return torch.sigmoid(torch.cat([left, right], 1) @ theta.output.weight[0] + theta.output.bias)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_weights_by_hand(channels: int) -> None:
+    policy = learned(channels)
+    images, weights = policy.augment(photos(channels=channels), seeded())
+    t = policy.sample(N, seeded())
+    assert torch.equal(images, ma.apply(photos(channels=channels), t, "metaaugment", FILL[:channels]))
+    outputs = by_hand(policy, images, t)
+    assert outputs.std() > 0.05
+    torch.testing.assert_close(policy.outputs(images, t), outputs)
+    torch.testing.assert_close(weights, outputs / outputs.sum())
+    assert torch.equal(weights, policy.weights(images, t))
+    assert weights.sum().item() == pytest.approx(1)
+    assert not weights.requires_grad
+
+
+def test_an_output_does_not_depend_on_the_batch() -> None:
+    policy = learned()
+    t = policy.sample(N, seeded())
+    outputs = policy.outputs(photos(), t)
+    others = photos(seed=1)
+    others[3] = photos()[3]
+    assert policy.outputs(others, t)[3] == outputs[3]
+    for i in range(N):
+        torch.testing.assert_close(policy.outputs(photos()[i : i + 1], t[i])[0], outputs[i], atol=1e-6, rtol=0)
+
+
+def test_weights_are_normalised_over_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another process that has the same images, each weight is half as large."""
+    policy = learned()
+    images, weights = policy.augment(photos(), seeded())
+    monkeypatch.setattr("metaaugment.policy.total", lambda value: 2 * value)
+    torch.testing.assert_close(policy.augment(photos(), seeded())[1], weights / 2)
+
+
+def test_rejected_samples_have_no_weight() -> None:
+    policy = learned(policy=ma.RejectingPolicy(sharp(ma.PolicyNetwork(128))))
+    images, weights = policy.augment(photos(), seeded())
+    outputs = policy.outputs(images, policy.sample(N, seeded()))
+    kept = outputs * (outputs >= outputs.mean())
+    assert 0 < (kept == 0).sum() < N
+    torch.testing.assert_close(weights, kept / kept.sum())
+
+
+def test_draws_follow_p() -> None:
+    """Pearson's statistic over the pairs lies where it should for 195 degrees of freedom."""
+    policy, n = learned(), 200_000
+    t = policy.sample(n, seeded())
+    found = torch.bincount(t.first * 14 + t.second, minlength=196).double()
+    expected = policy.probabilities.flatten() * n
+    often = expected >= 5
+    statistic = ((found - expected) ** 2 / expected)[often].sum()
+    freedom = int(often.sum()) - 1
+    assert abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5
+    assert t.magnitudes.mean().item() == pytest.approx(5, abs=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_images_in_the_unit_range_are_the_same_images(dtype: torch.dtype) -> None:
+    policy = learned()
+    expected, weights = policy.augment(photos(), seeded())
+    images, same_weights = policy.augment(photos().to(dtype) / 255, seeded())
+    assert images.dtype == dtype
+    assert torch.equal((images.double() * 255).round().to(torch.uint8), expected)
+    assert torch.equal(same_weights, weights)
+
+
+def test_autocast_reaches_the_extractor_and_not_the_policy() -> None:
+    policy = learned()
+    with torch.autocast("cpu", torch.bfloat16):
+        weights = policy.augment(photos(), seeded())[1]
+    exact = policy.augment(photos(), seeded())[1]
+    assert weights.dtype == torch.float32
+    assert not torch.equal(weights, exact)
+    torch.testing.assert_close(weights, exact, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("side", [8, 31, 48])
+def test_images_of_another_size(side: int) -> None:
+    policy = learned()
+    images, weights = policy.augment(photos(side=side), seeded())
+    t = policy.sample(N, seeded())
+    torch.testing.assert_close(policy.outputs(images, t), by_hand(policy, images, t))
+    assert weights.sum().item() == pytest.approx(1)
+
+
+def test_a_size_that_the_extractor_cannot_take_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"fails on images of 4 by 4 pixels \(.*learned with 16 by 16: .*sampler_only\(\)"
+    ):
+        learned().augment(photos(side=4))
+
+
+BAD_IMAGES = {
+    "grey": (photos(channels=1), r"have 1 channels, but the policy was learned on images of 3"),
+    "an array": (photos().numpy(), r"images is a ndarray; give a torch tensor"),
+    "whole numbers": (
+        photos().long(),
+        r"images has dtype torch\.int64; use torch\.uint8, or floating point in \[0, 1\]",
+    ),
+    "one image": (photos()[0], r"images has shape \(3, 16, 16\); a batch is \[n, channels, height, width\]"),
+    "no image": (photos()[:0], r"n > 0"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_IMAGES)
+def test_images_that_do_not_fit_are_refused(kind: str) -> None:
+    images, sentence = BAD_IMAGES[kind]
+    policy = learned()
+    for used in (policy, policy.sampler_only()):
+        with pytest.raises(ValueError, match=sentence):
+            used.augment(images)
+
+
+def test_colors_under_a_grey_policy_are_refused() -> None:
+    with pytest.raises(ValueError, match="have 3 channels, but the policy was learned on images of 1; convert"):
+        learned(1).augment(photos())
+
+
+def test_normalised_images_are_refused() -> None:
+    policy = learned()
+    with pytest.raises(ValueError, match=r"outside \[0, 1\]; give them before they are normalised"):
+        policy.weights(prepare()(photos()), policy.sample(N))
+
+
+def test_as_many_transformations_as_images() -> None:
+    policy = learned()
+    with pytest.raises(ValueError, match="12 images but 3 transformations"):
+        policy.weights(photos(), policy.sample(3))
+
+
+def test_it_goes_to_the_workers_of_a_loader() -> None:
+    policy = learned()
+    assert same(pickle.loads(pickle.dumps(policy)), policy)
+    assert same(copy.deepcopy(policy), policy)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_and_back(tmp_path: Path) -> None:
+    policy = learned()
+    policy.save(tmp_path / "policy")
+    moved = LearnedPolicy.load(tmp_path / "policy").to("cuda")
+    t = policy.sample(N, seeded())
+    torch.testing.assert_close(moved.outputs(photos().cuda(), t).cpu(), policy.outputs(photos(), t), atol=1e-3, rtol=0)
+    with pytest.raises(
+        ValueError, match=r"the images are on cpu, but the policy is on cuda:0; move it with policy\.to"
+    ):
+        moved.outputs(photos(), t)
+    images, weights = moved.augment(photos().cuda())
+    assert images.is_cuda
+    assert weights.is_cuda
+    moved.save(tmp_path / "again")
+    assert same(LearnedPolicy.load(tmp_path / "again"), policy)
+
+
+# -- a learner under it -------------------------------------------------------------------------------------------------
+
+
+def refuse() -> Iterator[tuple[Tensor, Tensor]]:
+    raise AssertionError("a validation batch was asked for")
+    yield
+
+
+def under(policy: LearnedPolicy, network: nn.Module, **options: Any) -> ma.Learner:
+    sampler, judge, eyes = policy.parts()
+    options = {"prepare": prepare(), "fill": FILL, "generator": seeded(), **options}
+    return ma.Learner(network, sampler, judge, extractor=eyes, space=policy.space, **options)
+
+
+def test_a_step_under_it_is_the_appendix_equation() -> None:
+    """v − γ Σ V_i ∇L_i(v), with the weights of the frozen policy; no validation batch, nothing of the policy moves."""
+    policy = learned()
+    before = {name: value.clone() for name, value in tensors(policy).items()}
+    network = ma.network("small-cnn", CLASSES)
+    other, labels = copy.deepcopy(network), torch.arange(N) % CLASSES
+    learner = under(policy, network)
+    seen = learner.step(photos(), labels, torch.optim.SGD(network.parameters(), 0.1), None, refuse())
+    learner.sampler.update()
+    assert not learner.due
+
+    t = policy.sample(N, seeded())
+    images = ma.apply(photos(), t, "metaaugment", FILL)
+    assert torch.equal(seen.images, images)
+    assert torch.equal(seen.weights, policy.weights(images, t))
+    outputs = by_hand(policy, images, t)
+    losses = F.cross_entropy(other(prepare()(images)), labels, reduction="none")
+    gradients = torch.autograd.grad((outputs / outputs.sum()).detach() @ losses, list(other.parameters()))
+    for v, w, g in zip(network.parameters(), other.parameters(), gradients, strict=True):
+        torch.testing.assert_close(v, w - 0.1 * g)
+
+    parts = (learner.policy, learner.extractor)
+    assert all(p.grad is None and not p.requires_grad for part in parts for p in part.parameters())
+    assert learner.policy_parameters() == [learner.alpha]
+    assert all(torch.equal(value, before[name]) for name, value in tensors(policy).items())
+    after = {f"theta/{name}": value for name, value in learner.policy.policy.state_dict().items()}
+    after |= {f"w/{name}": value for name, value in learner.extractor.network.state_dict().items()}
+    after["p"] = learner.sampler.probabilities
+    assert after.keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+
+
+def test_parts_stay_in_evaluation_mode() -> None:
+    _, judge, eyes = learned().parts()
+    holder = nn.ModuleList([judge, eyes]).train()
+    assert holder.training
+    assert not any(module.training for part in (judge, eyes) for module in part.modules())
+
+
+def test_parts_are_copies() -> None:
+    policy = learned()
+    sampler, judge, eyes = policy.parts()
+    before = {name: value.clone() for name, value in tensors(policy).items()}
+    with torch.no_grad():
+        for value in (sampler.probabilities, *judge.parameters(), *eyes.parameters(), *eyes.buffers()):
+            value.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in tensors(policy).items())
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0.1, 0.2, 0.3), (0.5, 0.4, 0.3)), ((0, 0, 0), (1, 1, 1))])
+def test_the_extractor_sees_its_own_normalisation(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """Whatever the learner's is; the second is that of a learner without `prepare`, which divides by 255."""
+    policy = learned()
+    sampler, judge, eyes = policy.parts(mean, std)
+    given = None if std == (1, 1, 1) else prepare(mean, std)
+    learner = ma.Learner(ma.network("small-cnn", CLASSES), sampler, judge, extractor=eyes, prepare=given)
+    seen = learner.observe(photos(), torch.zeros(N).long())
+    torch.testing.assert_close(seen.outputs, policy.outputs(seen.images, seen.transformation), atol=1e-5, rtol=0)
+    wrong = ma.Learner(learner.network, sampler, policy.parts()[1], extractor=policy.parts()[2], prepare=given)
+    seen = wrong.observe(photos(), torch.zeros(N).long())
+    assert (seen.outputs - policy.outputs(seen.images, seen.transformation)).abs().max() > 1e-3
+
+
+def test_a_normalisation_that_does_not_fit_is_refused() -> None:
+    policy = learned()
+    with pytest.raises(ValueError, match=r"one of mean and std; give both, or neither"):
+        policy.parts(mean=MEAN)
+    for mean, std in ((MEAN[:1], STD[:1]), (MEAN, (0.1, 0.0, 0.1)), ((), ())):
+        with pytest.raises(ValueError, match="for 3 channels both have 3 numbers, deviations above 0"):
+            policy.parts(mean, std)
+
+
+def test_networks_of_other_precision_train_under_it() -> None:
+    policy = learned()
+    for dtype in (torch.float64, torch.bfloat16):
+        network = ma.network("small-cnn", CLASSES).to(dtype)
+        learner = under(policy, network, prepare=lambda images, dtype=dtype: prepare()(images).to(dtype))
+        seen = learner.step(photos(), torch.zeros(N).long(), torch.optim.SGD(network.parameters(), 0.1))
+        expected = policy.weights(seen.images, seen.transformation)
+        torch.testing.assert_close(seen.weights.float(), expected, atol=5e-3, rtol=0)
+
+
+def test_a_learner_on_images_of_other_channels_is_told() -> None:
+    learner = under(learned(), ma.network("small-cnn", CLASSES, 1), prepare=None, fill=0)
+    with pytest.raises(ValueError, match="have 1 channels, but the policy was learned on images of 3"):
+        learner.observe(photos(channels=1), torch.zeros(N).long())
+
+
+# -- from a learner -----------------------------------------------------------------------------------------------------
+
+
+def test_an_extractor_of_the_policys_own_is_kept() -> None:
+    own = ma.network("small-cnn", CLASSES)
+    learner = trained(ma.network("wrn-40-2", CLASSES), extractor=own)
+    policy = export(learner)
+    found = policy.eyes.network.state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in own.state_dict().items())
+    assert policy.source.layer == "output"
+
+
+def test_a_network_by_the_wrong_name_is_refused() -> None:
+    learner = trained(ma.network("small-cnn", CLASSES))
+    with pytest.raises(ValueError, match=r"the tensor w/stem\.weight is missing"):
+        export(learner, "wrn-40-2")
+    with pytest.raises(ValueError, match=r"unknown network 'large-cnn'; this version"):
+        export(learner, "large-cnn")
+
+
+def test_fill_is_the_learners() -> None:
+    with pytest.raises(ValueError, match=r"fill is \(125, 100, 80\), but the learner's is 0"):
+        export(trained(ma.network("small-cnn", CLASSES), fill=0))
+
+
+def test_samplers_with_a_p_are_kept() -> None:
+    learner = trained(ma.network("small-cnn", CLASSES))
+    p = torch.rand(14, 14, dtype=torch.float64)
+    learner.sampler = FixedSampler(p / p.sum())
+    assert torch.equal(export(learner).probabilities, p / p.sum())
+    learner.sampler = ma.UniformSampler()
+    torch.testing.assert_close(export(learner).probabilities, torch.full((14, 14), 1 / 196).double())
+    learner.sampler = ma.IdentitySampler()
+    with pytest.raises(ValueError, match="a IdentitySampler, has no p of pairs that could be kept"):
+        export(learner)
+
+
+def test_policies_that_learn_nothing_leave_p_alone() -> None:
+    policy = export(trained(ma.network("small-cnn", CLASSES), ma.UniformPolicy()))
+    assert policy.judge is policy.eyes is None
+
+
+def test_a_policy_of_an_unknown_class_is_refused() -> None:
+    class Mine(ma.PolicyNetwork):
+        pass
+
+    with pytest.raises(ValueError, match="a policy of class Mine has no place in a file; it holds policy-network"):
+        learned(policy=Mine(128))
+
+
+def test_provenance_is_json() -> None:
+    p, source = learned().probabilities, learned().source
+    for provenance in ({"accuracy": torch.ones(1)}, {"loss": float("nan")}):
+        with pytest.raises(ValueError, match="the provenance is no JSON"):
+            LearnedPolicy(p, source, provenance=provenance)
+    with pytest.raises(ValueError, match="none in it may have 'tensor' for its only key"):
+        LearnedPolicy(p, source, provenance={"a": [{"tensor": "p"}]})
+    assert LearnedPolicy(p, source, provenance={"seeds": (1, 2)}).provenance == {"seeds": [1, 2]}
+
+
+def test_a_policy_needs_its_eyes() -> None:
+    policy = learned()
+    with pytest.raises(ValueError, match="give both, or neither for p alone"):
+        LearnedPolicy(policy.probabilities, policy.source, policy=ma.PolicyNetwork(128))
+
+
+# -- in words -----------------------------------------------------------------------------------------------------------
+
+
+def test_describe_says_what_is_in_it() -> None:
+    policy = learned()
+    p = torch.full((14, 14), 0.5 / 195, dtype=torch.float64)
+    p[2, 4] = 0.5  # Rotate, Solarize
+    policy = LearnedPolicy(p, policy.source, policy.judge.policy, policy.eyes.network, policy.provenance)
+    text = "\n".join(policy.describe())
+    assert re.search(r"^likeliest +Rotate \+ Solarize 50\.000%, ", text, re.MULTILINE)
+    assert re.search(r"^Rotate +53\.33%, 3\.33%$", text, re.MULTILINE)  # 0.5 + 13 · 0.5 / 195, and 13 / 195 · 0.5
+    for words in ("policy-network, 15,", "128 features", "small-cnn", "5 classes", "16 × 16", HASH, "metaaugment"):
+        assert words in text
+    assert "  recipe: digits\n  test_accuracy: 0.97\n" in text
+    assert "none: p alone" in "\n".join(policy.sampler_only().describe())
