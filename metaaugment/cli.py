@@ -114,6 +114,46 @@ def inspect(file: Annotated[Path, Positional, arg(help="A policy file.", metavar
     print("\n".join(LearnedPolicy.load(file).describe()))
 
 
+def show(
+    file: Annotated[Path, Positional, arg(help="A policy file.", metavar="FILE")],
+    images: Annotated[tuple[Path, ...], Positional, arg(help="Pictures to augment.", metavar="IMAGE")],
+    out: Annotated[Path, arg(help="Where the picture goes.", metavar="FILE")] = Path("grid.png"),
+    copies: Annotated[int, arg(help="Augmented copies of each.")] = 8,
+    seed: Annotated[int, arg(help="Of what is drawn.")] = 0,
+) -> None:
+    """Draw augmented copies of images with the weights that a policy gives them."""
+    import torch
+
+    from metaaugment.data import CorruptImage, ImageFiles
+    from metaaugment.report import figures
+    from metaaugment.transfer import LearnedPolicy
+
+    if not images:
+        raise ValueError("no image is named; give one or more behind the policy file")
+    if not 1 <= copies <= 50:
+        raise ValueError(f"--copies is {copies}; it must be 1 to 50")
+    if not out.suffix or out.is_dir():
+        raise ValueError(f"--out {out} is no name for a picture; give it an ending such as .png")
+    policy = LearnedPolicy.load(file)
+    names = tuple(str(image.absolute()) for image in images)
+    files = ImageFiles(Path("/"), names, torch.zeros(len(names), dtype=torch.long), policy.source.size[0])
+    try:
+        pictures = torch.stack([files.image(place) for place in range(len(names))])
+    except CorruptImage as error:
+        raise ValueError(str(error).split(";")[0] + "; leave it out") from None
+    pictures = pictures if policy.source.channels == 3 else pictures.float().mean(1, keepdim=True).to(torch.uint8)
+    generator = torch.Generator().manual_seed(seed)
+    print(figures.save(figures.copies(pictures, policy, copies, generator), out))
+
+
+def transfer(
+    file: Annotated[Path, Positional, arg(help="A policy file.", metavar="FILE")],
+    recipe: Annotated[str, Positional, arg(help="What to train under it.", metavar="RECIPE")],
+) -> None:
+    """Train a recipe under a learned policy: the same as train RECIPE --policy FILE, with the same flags."""
+    raise AssertionError("rewritten before it is parsed")
+
+
 def data(
     words: Annotated[
         tuple[str, ...], Positional, arg(metavar="[get NAME]", help="What to fetch; all sets are listed without.")
@@ -200,6 +240,8 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     app.command(data)
     app.command(export)
     app.command(inspect)
+    app.command(show)
+    app.command(transfer)
     app.command(ops)
     app.command(bench, name="bench", help="Time a part beside its peers.")
     return app
@@ -207,7 +249,9 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Exit status 0 for success, 2 for a user's mistake (one sentence), 1 for a fault of ours."""
-    args = sys.argv[1:] if args is None else args
+    args = list(sys.argv[1:] if args is None else args)
+    if args[:1] == ["transfer"] and len(args) > 2:
+        args = ["train", args[2], "--policy", args[1], *args[3:]]
     try:
         program(args).cli(prog="metaaugment", description=metaaugment.__doc__, args=args)
     except BrokenPipeError:  # whoever reads our output has seen enough

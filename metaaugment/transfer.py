@@ -310,7 +310,8 @@ class LearnedPolicy:
             return cls(p, source, provenance=provenance)
         theta, w = learner.policy.state_dict(), seen_through.state_dict()
         policy = _fitted(_empty_policy(policy_name(learner.policy), theta), theta, "theta")
-        return cls(p, source, policy, _fitted(_empty_extractor(source, seen_through), w, "w"), provenance)
+        empty = _empty_extractor(source, seen_through if network_name is None else None)
+        return cls(p, source, policy, _fitted(empty, w, "w"), provenance)
 
     def save(self, file: str | PathLike[str], half: bool = False) -> None:
         """Write it, whole or not at all; with `half`, θ and w in float16.
@@ -342,8 +343,8 @@ class LearnedPolicy:
 
         Args:
             file: as `save` wrote it. Nothing in it is executed.
-            extractor: where the policy sees through a network of your own, that network, whose parameters do not
-                matter: a copy of it gets those of the file.
+            extractor: where the policy sees through a network of your own, that network; a copy of it gets the
+                parameters of the file. Not given: the file names one of ours.
             space: where it was learned with a space of your own, that space.
 
         Raises:
@@ -511,7 +512,13 @@ def _from_tree(tree: Mapping[str, Any], extractor: nn.Module | None, space: Spac
             raise Foreign("it holds p alone, and looks through no network; leave extractor= away")
         return LearnedPolicy(tree["p"], source, provenance=tree["provenance"])
     policy = _fitted(_empty_policy(tree["policy"], tree["theta"]), tree["theta"], "theta")
-    network = _fitted(_empty_extractor(source, extractor), tree["w"], "w")
+    network = _empty_extractor(source, extractor)
+    try:
+        network = _fitted(network, tree["w"], "w")
+    except ValueError as error:
+        if extractor is None:
+            raise
+        raise Foreign(f"{error}; hand in the extractor that it was learned with") from None
     return LearnedPolicy(tree["p"], source, policy, network, tree["provenance"])
 
 
@@ -540,17 +547,18 @@ def _empty_policy(name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _empty_extractor(source: Source, own: nn.Module | None) -> nn.Module:
-    """A network of ours without memory of its own; a copy of the user's own where the source names none."""
-    if source.network is not None and source.network in NETWORKS:
-        with torch.device("meta"):
-            return build_network(source.network, source.num_classes, source.channels).float()
-    if source.network is not None:
-        raise Foreign(
-            f"unknown network {source.network!r}; this version of metaaugment has {', '.join(sorted(NETWORKS))}"
-        )
-    if own is None:
+    """A copy of the user's own network where one is given, or else one of ours without memory of its own."""
+    if own is not None:
+        return deepcopy(_plain(own)).float()
+    if source.network is None:
         raise Foreign("its extractor is a network of its user's own; hand it in with extractor=")
-    return deepcopy(_plain(own)).float()
+    if source.network not in NETWORKS:
+        raise Foreign(
+            f"unknown network {source.network!r}; hand it in with extractor=, or take one of "
+            f"{', '.join(sorted(NETWORKS))}"
+        )
+    with torch.device("meta"):
+        return build_network(source.network, source.num_classes, source.channels).float()
 
 
 def _fitted(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> nn.Module:

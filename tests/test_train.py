@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import metaaugment as ma
-from metaaugment import cli
+from metaaugment import cli, sealed
 from metaaugment.data import cifar, omniglot
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.training.progress import duration
@@ -128,7 +128,7 @@ def test_pretrained_weights(tmp_path: Path, capsys: Captured) -> None:
         out = tmp_path / str(classes)
         assert program("train", "digits", *QUICK, "--method", "baseline", "--lr", "0", "--weight-decay", "0",
                        "--pretrained", tmp_path / "w.safetensors", "--out", out) == 0  # fmt: skip
-        state = ma.sealed.load(out / "checkpoint.safetensors", "checkpoint")["network"]
+        state = sealed.load(out / "checkpoint.safetensors", "checkpoint")["network"]
         assert torch.equal(state["body.0.weight"], network.state_dict()["body.0.weight"])
         kept = state["output.weight"].shape == network.output.weight.shape
         assert kept == (classes == 10)
@@ -158,6 +158,71 @@ def test_data_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_durations_as_people_say_them(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+# -- what was learned -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a short run's policy; the run is beside it."""
+    folder = tmp_path_factory.mktemp("learned")
+    assert program("train", "digits", *QUICK, "--out", folder / "run") == 0
+    assert program("export", folder / "run", folder / "policy.safetensors") == 0
+    return folder / "policy.safetensors"
+
+
+def test_the_exported_policy_is_the_runs(policy: Path) -> None:
+    state = sealed.load(policy.parent / "run" / "checkpoint.safetensors", "checkpoint")
+    learned = ma.LearnedPolicy.load(policy)
+    assert torch.equal(learned.probabilities, state["learner"]["sampler"]["probabilities"])
+    assert learned.provenance["recipe"]["name"] == "digits"
+    assert learned.provenance["test_accuracy"] is not None
+    images, weights = learned.augment(torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8))
+    assert images.shape == (5, 3, 16, 16)
+    assert weights.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("command", ["train", "transfer"])
+def test_training_under_a_policy(command: str, policy: Path, tmp_path: Path) -> None:
+    """Another network, under the frozen policy: no validation image is asked for, no alpha moves, weights differ."""
+    names = (policy, "digits") if command == "transfer" else ("digits", "--policy", policy)
+    assert program(command, *names, *QUICK, "--network", "wrn-40-2", "--out", tmp_path / "run") == 0
+    (row,) = log(tmp_path / "run")
+    assert row["alpha"] == pytest.approx(0.1)
+    assert row["effective_samples"] < 1
+
+
+def test_policies_say_what_they_are(policy: Path, capsys: Captured) -> None:
+    assert program("inspect", policy) == 0
+    shown = capsys.readouterr().out
+    assert "small-cnn" in shown
+    assert "trivialaugment-wide" in shown
+
+
+def test_show_draws_copies(policy: Path, tmp_path: Path) -> None:
+    root = write_folder(tmp_path, {"cat": 2})
+    images = sorted((root / "cat").iterdir())
+    assert program("show", policy, *images, "--copies", "3", "--out", tmp_path / "grid.png") == 0
+    with Image.open(tmp_path / "grid.png") as picture:
+        assert picture.width > picture.height > 100
+
+
+def test_what_has_learned_nothing_is_not_exported(tmp_path: Path, capsys: Captured) -> None:
+    assert "is no run" in refused(capsys, "export", tmp_path, tmp_path / "p.safetensors")
+    assert program("train", "digits", *QUICK, "--method", "baseline", "--out", tmp_path / "run") == 0
+    sentence = refused(capsys, "export", tmp_path / "run", tmp_path / "p.safetensors")
+    assert "was trained by baseline and has learned no policy" in sentence
+    assert not (tmp_path / "p.safetensors").exists()
+
+
+def test_files_that_are_no_policies(policy: Path, tmp_path: Path, capsys: Captured) -> None:
+    for file in (Path(__file__), policy.parent / "run" / "checkpoint.safetensors", tmp_path / "missing"):
+        for command in (("inspect", file), ("train", "digits", "--policy", file), ("show", file, file)):
+            assert str(file) in refused(capsys, *command)
+    assert "exists already" in refused(capsys, "export", policy.parent / "run", policy)
+    assert "cannot be read as an image" in refused(capsys, "show", policy, policy)
+    assert not list(tmp_path.iterdir())
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------

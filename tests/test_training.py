@@ -190,6 +190,22 @@ def test_what_the_three_phases_learn(tmp_path: Path) -> None:
     assert not torch.equal(eyes["output.weight"], now["output.weight"])
 
 
+@pytest.mark.gpu
+def test_a_run_on_a_gpu_goes_on_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured, under bf16: not bit for bit, but to its end, and with the policy still learning."""
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "Lines", lambda console: Stop(10))
+        with pytest.raises(Interrupted):
+            run.train(small(epochs=6), run.Place(out=tmp_path / "run", device="cuda"), QUIET)
+    before = rows(tmp_path / "run")
+    run.train(small(epochs=6), run.Place(resume=tmp_path / "run", device="cuda"), QUIET)
+    after = rows(tmp_path / "run")
+    assert after[: len(before)] == before
+    assert len(after) == 6
+    assert after[-1]["alpha"] != before[-1]["alpha"]
+    assert all(row["skipped"] == 0 for row in after)
+
+
 # -- killed -----------------------------------------------------------------------------------------------------------
 
 # Imports once, then trains in forked processes, which are killed at random moments until one comes to its end.

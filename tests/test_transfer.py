@@ -1,4 +1,4 @@
-"""A learned policy as one file: whole or refused, the same on the other side, and what the paper's transfer trains by."""
+"""A learned policy as one file: whole or refused, the same when it is read, and what the paper trains others by."""
 
 import copy
 import io
@@ -30,6 +30,15 @@ from metaaugment.transfer import LearnedPolicy, space_hash
 SIDE, CLASSES, N = 16, 5, 12
 MEAN, STD, FILL = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), (125, 100, 80)
 PROVENANCE = {"recipe": "digits", "test_accuracy": 0.97, "versions": {"torch": "2.13"}, "seeds": [1, 2]}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Passes are so small that more threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def photos(n: int = N, channels: int = 3, side: int = SIDE, seed: int = 0) -> Tensor:
@@ -77,11 +86,21 @@ def seeded(seed: int = 7) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def theta(policy: LearnedPolicy) -> Any:
+    assert policy.judge is not None
+    return policy.judge.policy
+
+
+def w(policy: LearnedPolicy) -> Any:
+    assert policy.eyes is not None
+    return policy.eyes.network
+
+
 def tensors(policy: LearnedPolicy) -> dict[str, Tensor]:
     found = {"p": policy.probabilities}
-    if policy.judge is not None and policy.eyes is not None:
-        found |= {f"theta/{name}": value for name, value in policy.judge.policy.state_dict().items()}
-        found |= {f"w/{name}": value for name, value in policy.eyes.network.state_dict().items()}
+    if policy.judge is not None:
+        found |= {f"theta/{name}": value for name, value in theta(policy).state_dict().items()}
+        found |= {f"w/{name}": value for name, value in w(policy).state_dict().items()}
     return found
 
 
@@ -92,7 +111,7 @@ def same(left: LearnedPolicy, right: LearnedPolicy) -> bool:
     return equal and left.source == right.source and left.provenance == right.provenance
 
 
-# -- the file -----------------------------------------------------------------------------------------------------------
+# -- the file ---------------------------------------------------------------------------------------------------------
 
 
 POLICIES = {
@@ -151,15 +170,11 @@ def test_flipped_bytes_and_cut_ends_are_refused(tmp_path: Path) -> None:
     ends = (0, 1, 7, 8, 9, header - 1, header, header + 1, len(intact) // 2, len(intact) - 1)
     mutated += [intact[:end] for end in ends]
     mutated += [intact + b"\0", b"\0" * len(intact), intact[8:], intact * 2]
-    refused = 0
     for content in mutated:
         file.write_bytes(content)
-        try:
-            assert same(LearnedPolicy.load(file), policy)
-        except ValueError as error:
-            assert str(file) in str(error)
-            refused += 1
-    assert refused > 0.95 * len(mutated)
+        with pytest.raises(ValueError) as error:
+            LearnedPolicy.load(file)
+        assert str(error.value).startswith(str(file))
 
 
 def edited(file: Path, **fields: Any) -> None:
@@ -194,19 +209,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a tensor of θ is missing": ({"theta/output.bias": None}, r"the tensor theta/output\.bias is missing"),
     "θ's size is missing": ({"theta/feature.weight": None}, r"feature\.weight of the policy is missing"),
     "an unknown tensor": ({"w/neck.weight": torch.ones(3)}, r"the tensor w/neck\.weight has no place"),
-    "another shape": ({"w/output.weight": torch.ones(5, 127)}, r"w/output\.weight is \(5, 127\); it must be \(5, 128\)"),
+    "another shape": ({"w/output.weight": torch.ones(5, 7)}, r"w/output\.weight is \(5, 7\); it must be \(5, 128\)"),
     "another dtype": ({"w/output.weight": lambda w: w.long()}, r"has dtype torch\.int64; it must be torch\.float32"),
     "a number for a tensor": ({"w/output.bias": 3}, r"the tensor w/output\.bias is missing"),
     "NaN in w": ({"w/body.4.weight": spoiled(float("nan"))}, r"w/body\.4\.weight holds numbers that are not finite"),
-    "infinity in θ": ({"theta/output.weight": spoiled(float("inf"))}, r"theta/output\.weight holds numbers that are not"),
+    "infinity in θ": ({"theta/output.weight": spoiled(float("inf"))}, r"theta/output\.weight holds numbers that"),
     "NaN in p": ({"p": spoiled(float("nan"))}, r"p is no distribution"),
     "p below 0": ({"p": lambda p: spoiled(-float(p.view(-1)[1]))(p)}, r"p is no distribution: from -"),
     "p does not sum to 1": ({"p": lambda p: p * 1.01}, r"p is no distribution: .* 1\.01 in all, not 1"),
     "p of other functions": ({"p": torch.full((16, 16), 1 / 256).double()}, r"p is torch\.float64 \(16, 16\)"),
     "p in float32": ({"p": lambda p: p.float()}, r"p is torch\.float32 \(14, 14\); it must be torch\.float64"),
     "p is no tensor": ({"p": [1.0]}, r"p is list"),
-    "an unknown network": ({"network": "vgg-16"}, r"unknown network 'vgg-16'; this version of metaaugment has .*small-cnn"),
-    "a list for a network": ({"network": ["small-cnn"]}, r"is no intact policy"),
+    "an unknown network": ({"network": "vgg-16"}, r"unknown network 'vgg-16'; hand it in .*, or take .*small-cnn"),
+    "a table for a network": ({"network": {"name": "small-cnn"}}, r"is no intact policy"),
     "another network": ({"network": "wrn-40-2"}, r"the tensor w/stem\.weight is missing"),
     "other classes": ({"num_classes": 6}, r"w/output\.weight is \(5, 128\); it must be \(6, 128\)"),
     "very many classes": ({"num_classes": 2**62}, r"is no intact policy"),
@@ -214,7 +229,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "classes in words": ({"num_classes": "five"}, r"num_classes is 'five'; it must be a whole number at least 2"),
     "other channels": ({"channels": 1}, r"mean is .*; for 1 channels it has 1 numbers"),
     "no channels": ({"channels": []}, r"is no intact policy"),
-    "an unknown policy": ({"policy": "oracle"}, r"unknown policy 'oracle'; this version of metaaugment has policy-network"),
+    "an unknown policy": ({"policy": "oracle"}, r"unknown policy 'oracle'; this version of metaaugment has policy-net"),
     "another policy": ({"policy": "feature-policy"}, r"theta/output\.weight is \(1, 200\); it must be \(1, 100\)"),
     "θ without a name": ({"policy": lambda _: None}, r"tensors of a policy, but no name of one"),
     "a policy for other features": (
@@ -319,7 +334,7 @@ def test_the_document_reads_a_file_with_safetensors_alone(tmp_path: Path, monkey
     exec(compile(read, "policy-file.md", "exec"), found)
     assert torch.equal(found["p"], policy.probabilities)
     assert found["fields"]["provenance"] == PROVENANCE
-    assert found["w"].keys() == policy.eyes.network.state_dict().keys()
+    assert found["w"].keys() == w(policy).state_dict().keys()
     assert all(f"`{field}`" in text for field in found["fields"])
 
 
@@ -332,7 +347,7 @@ def test_half_precision_changes_outputs_little(tmp_path: Path) -> None:
     assert kinds["p"] == torch.float64
     loaded = LearnedPolicy.load(file)
     assert torch.equal(loaded.probabilities, policy.probabilities)
-    assert {value.dtype for value in loaded.eyes.parameters()} == {torch.float32}
+    assert {value.dtype for value in w(loaded).parameters()} == {torch.float32}
     t = policy.sample(64, seeded())
     exact, rounded = policy.outputs(photos(64), t), loaded.outputs(photos(64), t)
     assert exact.std() > 0.05
@@ -398,7 +413,7 @@ def test_a_network_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
     policy.save(file)
     with pytest.raises(ValueError, match=r"a network of its user's own; hand it in with extractor="):
         LearnedPolicy.load(file)
-    with pytest.raises(ValueError, match=r"the tensor w/body\.1\.weight is missing"):
+    with pytest.raises(ValueError, match=r"cannot be used here: .* hand in the extractor that it was learned with"):
         LearnedPolicy.load(file, extractor=ma.network("small-cnn", CLASSES))
     fresh = Own()
     before = copy.deepcopy(fresh.state_dict())
@@ -407,7 +422,7 @@ def test_a_network_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
     assert same(loaded, policy)
     t = policy.sample(N, seeded())
     features = network.body(prepare()(photos())).mean((2, 3))
-    torch.testing.assert_close(loaded.outputs(photos(), t), policy.judge.policy(features, ma.embed(t)))
+    torch.testing.assert_close(loaded.outputs(photos(), t), theta(policy)(features, ma.embed(t)))
     sampler, judge, eyes = loaded.parts()
     seen = ma.Learner(Own(), sampler, judge, extractor=eyes, prepare=prepare()).observe(photos(), torch.zeros(N).long())
     assert torch.equal(seen.weights, loaded.weights(seen.images, seen.transformation))
@@ -449,20 +464,20 @@ def test_all_of_a_network_of_ours_is_in_its_tensors(name: str) -> None:
     assert all(tensor in state for tensor, _ in (*network.named_parameters(), *network.named_buffers()))
 
 
-# -- use ----------------------------------------------------------------------------------------------------------------
+# -- use --------------------------------------------------------------------------------------------------------------
 
 
 def by_hand(policy: LearnedPolicy, images: Tensor, t: ma.Transformation) -> Tensor:
     """P from the formulas, the features by a hook."""
-    network, theta = policy.eyes.network, policy.judge.policy
+    network, head = w(policy), theta(policy)
     kept = []
     hook = network.output.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
     mean, std = torch.tensor(policy.source.mean), torch.tensor(policy.source.std)
     network((images / 255 - mean[:, None, None]) / std[:, None, None])
     hook.remove()
-    left = torch.relu(ma.embed(t) @ theta.embedding.weight.T + theta.embedding.bias)
-    right = torch.relu(kept[0] @ theta.feature.weight.T + theta.feature.bias)
-    return torch.sigmoid(torch.cat([left, right], 1) @ theta.output.weight[0] + theta.output.bias)
+    left = torch.relu(ma.embed(t) @ head.embedding.weight.T + head.embedding.bias)
+    right = torch.relu(kept[0] @ head.feature.weight.T + head.feature.bias)
+    return torch.sigmoid(torch.cat([left, right], 1) @ head.output.weight[0] + head.output.bias)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -494,7 +509,7 @@ def test_an_output_does_not_depend_on_the_batch() -> None:
 def test_weights_are_normalised_over_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With another process that has the same images, each weight is half as large."""
     policy = learned()
-    images, weights = policy.augment(photos(), seeded())
+    weights = policy.augment(photos(), seeded())[1]
     monkeypatch.setattr("metaaugment.policy.total", lambda value: 2 * value)
     torch.testing.assert_close(policy.augment(photos(), seeded())[1], weights / 2)
 
@@ -619,7 +634,7 @@ def test_on_a_gpu_and_back(tmp_path: Path) -> None:
     assert same(LearnedPolicy.load(tmp_path / "again"), policy)
 
 
-# -- a learner under it -------------------------------------------------------------------------------------------------
+# -- a learner under it -----------------------------------------------------------------------------------------------
 
 
 def refuse() -> Iterator[tuple[Tensor, Tensor]]:
@@ -721,14 +736,14 @@ def test_a_learner_on_images_of_other_channels_is_told() -> None:
         learner.observe(photos(channels=1), torch.zeros(N).long())
 
 
-# -- from a learner -----------------------------------------------------------------------------------------------------
+# -- from a learner ---------------------------------------------------------------------------------------------------
 
 
 def test_an_extractor_of_the_policys_own_is_kept() -> None:
     own = ma.network("small-cnn", CLASSES)
-    learner = trained(ma.network("wrn-40-2", CLASSES), extractor=own)
+    learner = trained(Own(), extractor=own)
     policy = export(learner)
-    found = policy.eyes.network.state_dict()
+    found = w(policy).state_dict()
     assert all(torch.equal(value, found[name]) for name, value in own.state_dict().items())
     assert policy.source.layer == "output"
 
@@ -737,7 +752,7 @@ def test_a_network_by_the_wrong_name_is_refused() -> None:
     learner = trained(ma.network("small-cnn", CLASSES))
     with pytest.raises(ValueError, match=r"the tensor w/stem\.weight is missing"):
         export(learner, "wrn-40-2")
-    with pytest.raises(ValueError, match=r"unknown network 'large-cnn'; this version"):
+    with pytest.raises(ValueError, match=r"unknown network 'large-cnn'; hand it in"):
         export(learner, "large-cnn")
 
 
@@ -787,17 +802,17 @@ def test_a_policy_needs_its_eyes() -> None:
         LearnedPolicy(policy.probabilities, policy.source, policy=ma.PolicyNetwork(128))
 
 
-# -- in words -----------------------------------------------------------------------------------------------------------
+# -- in words ---------------------------------------------------------------------------------------------------------
 
 
 def test_describe_says_what_is_in_it() -> None:
     policy = learned()
     p = torch.full((14, 14), 0.5 / 195, dtype=torch.float64)
     p[2, 4] = 0.5  # Rotate, Solarize
-    policy = LearnedPolicy(p, policy.source, policy.judge.policy, policy.eyes.network, policy.provenance)
+    policy = LearnedPolicy(p, policy.source, theta(policy), w(policy), policy.provenance)
     text = "\n".join(policy.describe())
     assert re.search(r"^likeliest +Rotate \+ Solarize 50\.000%, ", text, re.MULTILINE)
-    assert re.search(r"^Rotate +53\.33%, 3\.33%$", text, re.MULTILINE)  # 0.5 + 13 · 0.5 / 195, and 13 / 195 · 0.5
+    assert re.search(r"^Rotate +53\.33%, 3\.59%$", text, re.MULTILINE)  # 0.5 + 13 · 0.5 / 195, and 14 · 0.5 / 195
     for words in ("policy-network, 15,", "128 features", "small-cnn", "5 classes", "16 × 16", HASH, "metaaugment"):
         assert words in text
     assert "  recipe: digits\n  test_accuracy: 0.97\n" in text

@@ -222,7 +222,7 @@ def trainer(experiment: Experiment, place: Place, out: Path, reader: Reader, wat
     )  # fmt: skip
     optimizer = clipped(optimizer, recipe.clip)
     rate = cosine(recipe.lr, recipe.epochs * batches.steps, recipe.warmup_epochs * batches.steps, recipe.warmup_lr)
-    identity = {**recipe.to_json(), "data": data.fingerprint(), **_about(data)}
+    identity = {**recipe.to_json(), "device": device.type, "data": data.fingerprint(), **_about(data)}
     return Trainer(
         experiment.network, optimizer, experiment.phases(), batches, validation, rate, out, identity, precision,
         captured=place.capture and device.type == "cuda", watchers=watchers,

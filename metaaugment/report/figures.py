@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Float, UInt8
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from metaaugment.ops import OPS, PAPER_OPS, Space, find_space
-from metaaugment.transformation import Transformation
+from metaaugment.transfer import LearnedPolicy
+from metaaugment.transformation import Transformation, apply
 
 
 def distribution(probabilities: Float[Tensor, "K K"], title: str) -> Figure:
@@ -50,6 +52,25 @@ def weighted_samples(
             weight = float(weights[place]) * len(weights)
             words = "\n".join(describe(transformation[place], space, images.shape[-1]))
             axis.set_title(f"{weight:.2f}\n{words}", fontsize=6.5)
+    return figure
+
+
+def copies(
+    images: UInt8[Tensor, "n c h w"], policy: LearnedPolicy, count: int, generator: torch.Generator | None = None
+) -> Figure:
+    """Each image in a row of its own, followed by augmented copies; 1 is the mean weight of a row."""
+    figure = Figure(figsize=(1.5 * (count + 1), 1.95 * len(images)), layout="constrained")
+    for row, image in zip(figure.subplots(len(images), count + 1, squeeze=False), images, strict=True):
+        t = policy.sample(count, generator)
+        augmented = apply(image.expand(count, -1, -1, -1), t, policy.space, policy.source.fill)
+        weights = policy.weights(augmented, t) * count
+        for axis, picture in zip(row, (image, *augmented), strict=True):
+            axis.imshow(picture.expand(3, -1, -1).permute(1, 2, 0).numpy(), interpolation="nearest")
+            axis.set(xticks=[], yticks=[])
+        row[0].set_title("original", fontsize=6.5)
+        for place, axis in enumerate(row[1:]):
+            words = "\n".join(describe(t[place], policy.space, image.shape[-1]))
+            axis.set_title(f"{float(weights[place]):.2f}\n{words}", fontsize=6.5)
     return figure
 
 

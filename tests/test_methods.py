@@ -1,0 +1,552 @@
+"""What each method does to images and weights, from its recipe to a step; evaluation and clipping by hand."""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+import metaaugment as ma
+from metaaugment.baselines.trivial_augment import TrivialAugmentSampler
+from metaaugment.data import DataSet
+from metaaugment.data.batches import Reader
+from metaaugment.data.images import Images
+from metaaugment.experiments.methods import METHODS
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.experiments.run import Experiment, Place, clipped, trainer
+from metaaugment.learner import Learner
+from metaaugment.ops import INDEX, PAPER_OPS, find_space
+from metaaugment.policy import PolicyNetwork, UniformPolicy
+from metaaugment.sampler import FixedSampler, IdentitySampler, TransformationSampler, UniformSampler
+from metaaugment.training.evaluation import evaluate
+
+CPU = torch.device("cpu")
+CLASSES, SIDE, FILL = 7, 10, (20, 90, 160)
+
+
+def images(n: int) -> Images:
+    return Images(torch.randint(0, 256, (n, 3, SIDE, SIDE), dtype=torch.uint8), torch.arange(n) % CLASSES)
+
+
+def plain(**changes: Any) -> Recipe:
+    return replace(Recipe(name="mine", dataset="none", network="small-cnn", batch=8, policy_batch=4), **changes)
+
+
+def experiment(recipe: Recipe) -> Experiment:
+    """Its parts on noise: 20 images for training, so that 8 a step are 2 steps an epoch."""
+    classes = tuple(map(str, range(CLASSES)))
+    data = DataSet("none", images(20), images(6), images(6), classes, (0.4, 0.5, 0.6), (0.2, 0.3, 0.25), FILL)
+    network = ma.network("small-cnn", CLASSES)
+    return Experiment(recipe, data, network, CPU, torch.Generator().manual_seed(1), torch.contiguous_format)
+
+
+def begin(**changes: Any) -> tuple[Learner, Any]:
+    """The first learner of a recipe, and the optimizer of its policy."""
+    return experiment(plain(**changes)).phases()[0].begin(None)
+
+
+# -- baseline ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_baseline_leaves_images_untouched() -> None:
+    """What the other methods have besides, a crop and Cutout, is not the baseline's."""
+    learner, optimizer = begin(method="baseline", crop=3, cutout=6)
+    batch = images(16)
+    seen = learner.observe(batch.images, batch.labels)
+    assert torch.equal(seen.images, batch.images)
+    assert seen.weights.tolist() == [1 / 16] * 16
+    assert optimizer is None
+    assert not learner.due
+
+
+def test_the_baseline_flips_and_crops_only() -> None:
+    """Each image is one of its 2 · 25 flipped and moved forms, padded in the fill color."""
+    learner, _ = begin(method="baseline", flip=True, baseline_crop=2, crop=3, cutout=6)
+    batch = images(64)
+    seen = learner.observe(batch.images, batch.labels).images.numpy()
+    color = np.array(FILL, np.uint8)[:, None, None]
+    drawn = []
+    for image, result in zip(batch.images.numpy(), seen, strict=True):
+        forms = {}
+        for flipped in (False, True):
+            padded = np.broadcast_to(color, (3, SIDE + 4, SIDE + 4)).copy()
+            padded[:, 2:-2, 2:-2] = image[:, :, ::-1] if flipped else image
+            for top in range(5):
+                for left in range(5):
+                    forms[flipped, top, left] = padded[:, top : top + SIDE, left : left + SIDE]
+        found = [form for form, pixels in forms.items() if np.array_equal(pixels, result)]
+        assert len(found) == 1
+        drawn += found
+    # Of 64 draws: both sides of the coin, and all five shifts in both directions.
+    assert {flipped for flipped, _, _ in drawn} == {False, True}
+    assert {top for _, top, _ in drawn} == {left for _, _, left in drawn} == set(range(5))
+
+
+def test_the_baseline_draws_identity() -> None:
+    sampler = METHODS["baseline"].sampler(0.1, 20)
+    assert isinstance(sampler, IdentitySampler)
+    t = sampler.sample(50)
+    assert set(t.first.tolist()) == set(t.second.tolist()) == {INDEX["Identity"]}
+
+
+# -- what all others have -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"baseline"}))
+def test_others_flip_and_crop_before_and_cut_out_after(method: str) -> None:
+    """A white pixel in the middle of black shows flips and shifts; and what is filled behind it, Cutout."""
+    learner, _ = begin(method=method, flip=True, crop=2, baseline_crop=4, cutout=4)
+    assert learner.before is not None
+    assert learner.after is not None
+    black = torch.zeros(400, 3, SIDE, SIDE, dtype=torch.uint8)
+    marked = black.clone()
+    marked[:, :, 4, 4] = 255
+    places = (learner.before(marked) == 255).all(1).nonzero()[:, 1:]
+    # Up to 2 pixels from row 4, and from columns 4 and, flipped, 5.
+    assert {place for place, _ in places.tolist()} == {2, 3, 4, 5, 6}
+    assert {place for _, place in places.tolist()} == {2, 3, 4, 5, 6, 7}
+    filled = (learner.after(black) == torch.tensor(FILL)[:, None, None]).all(1)
+    assert set(filled.any(2).sum(1).tolist()) == {2, 3, 4}
+    batch = images(8)
+    before, after, seen = learner.before, learner.after, []
+    learner.before = lambda pixels: seen.append("before") or before(pixels)
+    learner.after = lambda pixels: seen.append("after") or after(pixels)
+    learner.observe(batch.images, batch.labels)
+    assert seen == ["before", "after"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_flip_crop_and_cutout_there_is_the_transformation_alone(method: str) -> None:
+    learner, _ = begin(method=method, baseline_crop=0)
+    batch = images(32)
+    seen = learner.observe(batch.images, batch.labels)
+    space = "trivialaugment-wide" if method == "trivialaugment" else "metaaugment"
+    assert torch.equal(seen.images, ma.apply(batch.images, seen.transformation, space, FILL))
+    mean, std = (torch.tensor(value)[:, None, None] for value in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)))
+    torch.testing.assert_close(seen.inputs, (seen.images / 255 - mean) / std)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_copies_and_smoothing_reach_every_method(method: str) -> None:
+    """Four transformations an image; a tenth of each label spread over all classes, by hand."""
+    learner, _ = begin(method=method, copies=4, label_smoothing=0.1)
+    batch = images(6)
+    seen = learner.observe(batch.images, batch.labels)
+    assert seen.labels.tolist() == [label for label in batch.labels.tolist() for _ in range(4)]
+    log_p = seen.logits.detach().log_softmax(1)
+    expected = -0.9 * log_p[torch.arange(24), seen.labels] - 0.1 * log_p.mean(1)
+    torch.testing.assert_close(seen.losses.detach(), expected)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"metaaugment"}))
+def test_all_but_one_method_weigh_samples_alike_and_learn_nothing(method: str) -> None:
+    learner, optimizer = begin(method=method)
+    assert isinstance(learner.policy, UniformPolicy)
+    assert optimizer is None
+    batch = images(16)
+    task = SGD(learner.network.parameters(), 0.1)
+    seen = learner.step(batch.images, batch.labels, task)
+    assert seen.weights.tolist() == [1 / 16] * 16
+
+
+# -- randaugment ------------------------------------------------------------------------------------------------------
+
+
+def assert_alike(values: Tensor, kinds: int) -> None:
+    """χ² against all kinds alike: six standard deviations above its mean, which one of ten million draws reaches."""
+    counts = values.bincount(minlength=kinds).double()
+    assert len(counts) == kinds
+    expected = len(values) / kinds
+    assert float(((counts - expected) ** 2 / expected).sum()) < kinds - 1 + 6 * (2 * (kinds - 1)) ** 0.5
+
+
+def test_randaugment_draws_all_196_pairs_alike() -> None:
+    sampler = METHODS["randaugment"].sampler(0.1, 20)
+    assert isinstance(sampler, UniformSampler)
+    t = sampler.sample(196 * 200, torch.Generator().manual_seed(0))
+    assert_alike(t.first * 14 + t.second, 196)
+    assert_alike((t.magnitudes * 2).long().flatten(), 20)  # twentieths of [0, 10)
+    assert_alike((t.signs.long().flatten() + 1) // 2, 2)
+
+
+def test_randaugment_is_metaaugment_without_what_is_learned() -> None:
+    """ "We randomly sample transformations and adopt the same weight": epsilon = 1 draws by the same distribution."""
+    uniform = TransformationSampler(epsilon=1.0)
+    t = uniform.sample(500)
+    uniform.record(t, torch.rand(500))
+    uniform.update()
+    torch.testing.assert_close(uniform.probabilities, torch.full((14, 14), 1 / 196, dtype=torch.float64))
+    assert METHODS["randaugment"].space is None
+
+
+# -- trivialaugment -----------------------------------------------------------------------------------------------------
+
+# The authors' wide space, level 0 to 30 of PARAMETER_MAX = 30, from their code: int_parameter truncates.
+WIDE = {
+    "Rotate": lambda level: int(level * 135 / 30),
+    "Posterize": lambda level: 8 - int(level * (8 - 2) / 30),
+    "Solarize": lambda level: 256 - int(level * 256 / 30),
+    **dict.fromkeys(("Color", "Contrast", "Brightness", "Sharpness"), lambda level: level * (2 - 0.01) / 30 + 0.01),
+    **dict.fromkeys(("ShearX", "ShearY"), lambda level: level * 0.99 / 30),
+    **dict.fromkeys(("TranslateX", "TranslateY"), lambda level: int(level * 32 / 30)),
+}
+WHOLE = ("Rotate", "Posterize", "Solarize", "TranslateX", "TranslateY")
+
+
+def test_trivialaugment_draws_one_function_and_one_of_31_strengths() -> None:
+    sampler = METHODS["trivialaugment"].sampler(0.1, 20)
+    assert isinstance(sampler, TrivialAugmentSampler)
+    t = sampler.sample(31 * 14 * 100, torch.Generator().manual_seed(0))
+    assert t.magnitudes.dtype == torch.float64
+    levels = (t.magnitudes[:, 0] * 3).round().long()
+    assert torch.equal(t.magnitudes[:, 0], torch.tensor([level * 10 / 30 for level in range(31)])[levels].double()) or (
+        t.magnitudes[:, 0].tolist() == [level * 10 / 30 for level in levels.tolist()]
+    )
+    assert_alike(t.first * 31 + levels, 14 * 31)
+    assert_alike((t.signs.long()[:, 0] + 1) // 2, 2)
+    assert t.second.unique().tolist() == [INDEX["Identity"]]
+
+
+def test_trivialaugments_strengths_are_the_authors() -> None:
+    """Each function at each of the 31 strengths it was drawn with; whole numbers to the bit."""
+    assert set(WIDE) == {op.name for op in PAPER_OPS if op.magnitude}
+    t = TrivialAugmentSampler().sample(40_000, torch.Generator().manual_seed(0))
+    space = find_space(METHODS["trivialaugment"].space or "")
+    arguments = space.arguments(t.first, t.magnitudes[:, 0], t.signs[:, 0], 32, 32).tolist()
+    found: dict[tuple[str, int], float] = {}
+    for function, magnitude, sign, argument in zip(
+        t.first.tolist(), t.magnitudes[:, 0].tolist(), t.signs[:, 0].tolist(), arguments, strict=True
+    ):
+        name = PAPER_OPS[function].name
+        turned = name == "Rotate" or name.startswith(("Shear", "Translate"))
+        found[name, round(magnitude * 3)] = argument * sign if turned else argument
+    for name, argument in WIDE.items():
+        strengths, expected = [found[name, level] for level in range(31)], [argument(level) for level in range(31)]
+        assert strengths == (expected if name in WHOLE else pytest.approx(expected, abs=1e-12)), name
+
+
+@pytest.mark.parametrize("space", ["metaaugment", "faa"])
+def test_trivialaugment_keeps_its_own_space(space: str) -> None:
+    learner, _ = begin(method="trivialaugment", space=space)
+    assert learner.space == "trivialaugment-wide"
+    assert begin(method="randaugment", space=space)[0].space == space
+
+
+# -- metaaugment --------------------------------------------------------------------------------------------------------
+
+
+def test_metaaugment_learns_policy_and_step_size() -> None:
+    learner, optimizer = begin(
+        policy_lr=0.02, policy_momentum=0.8, policy_weight_decay=3e-4, alpha=0.3, epsilon=0.25, window=7
+    )
+    assert isinstance(learner.sampler, TransformationSampler)
+    assert (learner.sampler.epsilon, learner.sampler.window) == (0.25, 7)
+    assert isinstance(learner.policy, PolicyNetwork)
+    assert learner.policy.feature.in_features == 128  # of the small network
+    assert isinstance(optimizer, SGD)
+    (group,) = optimizer.param_groups
+    assert [group[name] for name in ("lr", "momentum", "weight_decay", "nesterov")] == [0.02, 0.8, 3e-4, False]
+    assert {id(p) for p in group["params"]} == {id(p) for p in (*learner.policy.parameters(), learner.alpha)}
+    assert learner.alpha.item() == pytest.approx(0.3)
+
+    before = [p.detach().clone() for p in group["params"]]
+    batch, validation = images(8), images(4)
+    task = SGD(learner.network.parameters(), 0.1)
+    learner.step(batch.images, batch.labels, task, optimizer, iter([(validation.images, validation.labels)]))
+    assert not any(torch.equal(old, new) for old, new in zip(before, group["params"], strict=True))
+
+
+def test_adam_may_learn_the_policy() -> None:
+    _, optimizer = begin(policy_optimizer="adam", policy_lr=0.02, policy_weight_decay=3e-4)
+    assert isinstance(optimizer, Adam)
+    assert [optimizer.param_groups[0][name] for name in ("lr", "weight_decay")] == [0.02, 3e-4]
+
+
+@pytest.mark.parametrize(("lagged", "every"), [(False, 1), (True, 3)])
+def test_how_often_and_by_what_it_learns(lagged: bool, every: int) -> None:
+    learner, _ = begin(lagged=lagged, every=every, route="forward")
+    assert (learner.lagged, learner.route) == (
+        lagged,
+        ma.Learner(learner.network, learner.sampler, learner.policy, route="forward").route,
+    )
+    assert [learner.due_at(step) for step in range(1, 7)] == [step % every == 0 for step in range(1, 7)]
+
+
+# -- phases ---------------------------------------------------------------------------------------------------------------
+
+
+def test_imagenets_phases_are_40_40_and_40_epochs() -> None:
+    """ "First … random data augmentation for 40 epochs …, then … jointly for 40 epochs. Finally, we fix the policy"."""
+    phases = experiment(replace(RECIPES["imagenet-resnet-50"](), batch=4)).phases()
+    assert [phase.epochs for phase in phases] == [40, 40, 40]
+    random, no_optimizer = phases[0].begin(None)
+    assert isinstance(random.sampler, UniformSampler)
+    assert isinstance(random.policy, UniformPolicy)
+    joint, optimizer = phases[1].begin(random)
+    assert isinstance(joint.sampler, TransformationSampler)
+    assert isinstance(joint.policy, PolicyNetwork)
+    assert optimizer is not None
+    frozen, none = phases[2].begin(joint)
+    assert isinstance(frozen.sampler, FixedSampler)
+    assert no_optimizer is none is None
+    assert not any(frozen.due_at(step) for step in range(1, 10))
+    assert all(learner.network is random.network and learner.copies == 4 for learner in (random, joint, frozen))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"metaaugment"}))
+def test_other_methods_have_one_phase(method: str) -> None:
+    phases = experiment(replace(RECIPES["imagenet-resnet-50"](), method=method)).phases()
+    assert [phase.epochs for phase in phases] == [120]
+
+
+@pytest.mark.parametrize(
+    ("random", "frozen", "expected"), [(0, 0, [9]), (2, 0, [2, 7]), (0, 3, [6, 3]), (2, 3, [2, 4, 3])]
+)
+def test_phases_of_no_epochs_are_left_out(random: int, frozen: int, expected: list[int]) -> None:
+    phases = experiment(plain(epochs=9, random_epochs=random, frozen_epochs=frozen)).phases()
+    assert [phase.epochs for phase in phases] == expected
+
+
+def test_the_frozen_policy_is_the_learned_one_and_sees_as_it_did() -> None:
+    """θ and p of the joint phase, and the network as it was at its end: training it on changes no output."""
+    joint_phase, frozen_phase = experiment(plain(epochs=9, frozen_epochs=3)).phases()
+    joint, _ = joint_phase.begin(None)
+    joint.sampler.probabilities.copy_(torch.rand(14, 14, dtype=torch.float64))
+    joint.sampler.probabilities.div_(joint.sampler.probabilities.sum())
+    p, theta = joint.sampler.probabilities.clone(), copy.deepcopy(joint.policy.state_dict())
+    eyes = copy.deepcopy(joint.network)
+    frozen, _ = frozen_phase.begin(joint)
+    task = SGD(frozen.network.parameters(), 0.5)
+    for _ in range(2):
+        batch = images(8)
+        frozen.step(batch.images, batch.labels, task)
+    frozen.sampler.update()
+    assert torch.equal(frozen.sampler.probabilities, p)
+    assert all(torch.equal(value, theta[name]) for name, value in frozen.policy.state_dict().items())
+    batch = images(8)
+    seen = frozen.observe(batch.images, batch.labels)
+    features = eyes.eval().body(seen.inputs).mean((2, 3))
+    expected = joint.policy(features, ma.embed(seen.transformation))
+    torch.testing.assert_close(seen.outputs, expected)
+    torch.testing.assert_close(seen.weights, expected / expected.sum())
+    moved = frozen.network.body(seen.inputs).mean((2, 3))
+    assert not torch.allclose(moved, features)
+
+
+# -- what the recipe says to the optimizer ----------------------------------------------------------------------------
+
+
+def test_the_task_networks_optimizer_and_rate(tmp_path: Path) -> None:
+    """ImageNet's learning rates, at 5 steps of 4 images an epoch: 0, 2.5, 5, 62.5 and 120 epochs."""
+    recipe = replace(RECIPES["imagenet-resnet-50"](), batch=4)
+    training = trainer(experiment(recipe), Place(), tmp_path, Reader(), ())
+    assert training.train.steps == 5
+    rates = [training.rate(step) for step in (0, 12, 13, 25, 312, 313, 600)]
+    expected = [0.08, 0.08 + 0.32 * 12 / 25, 0.08 + 0.32 * 13 / 25, 0.4]
+    expected += [0.2 * (1 + math.cos(math.pi * (step - 25) / 575)) for step in (312, 313)]
+    assert rates == pytest.approx([*expected, 0], abs=1e-15)
+    assert pytest.approx((rates[4] + rates[5]) / 2, abs=1e-12) == 0.2
+    (group,) = training.optimizer.param_groups
+    assert [group[name] for name in ("momentum", "weight_decay", "nesterov")] == [0.9, 1e-4, False]
+    assert {id(p) for p in group["params"]} == {id(p) for p in training.network.parameters()}
+    assert training.validation.batch == 6  # all there are, of the 2,048 asked for
+
+
+def test_nesterov_reaches_the_optimizer(tmp_path: Path) -> None:
+    training = trainer(experiment(plain(nesterov=True, momentum=0.5)), Place(), tmp_path, Reader(), ())
+    assert [training.optimizer.param_groups[0][name] for name in ("nesterov", "momentum")] == [True, 0.5]
+
+
+# -- clipping ---------------------------------------------------------------------------------------------------------
+
+
+def norm(parameters: list[nn.Parameter]) -> float:
+    return math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
+
+
+@pytest.mark.parametrize(("limit", "factor"), [(2.5, 0.5), (5.0, 1.0), (7.0, 1.0), (None, 1.0)])
+def test_a_longer_gradient_is_shortened(limit: float | None, factor: float) -> None:
+    """Over two groups: (3) and (0, 4) together have the norm 5, whatever each has alone."""
+    w, b = nn.Parameter(torch.tensor([1.0])), nn.Parameter(torch.tensor([[1.0, 2.0]]))
+    optimizer = clipped(SGD([{"params": [w]}, {"params": [b], "lr": 0.5}], 0.1), limit)
+    w.grad, b.grad = torch.tensor([3.0]), torch.tensor([[0.0, 4.0]])
+    optimizer.step()
+    # torch divides by the norm + 1e-6.
+    torch.testing.assert_close(w.detach(), torch.tensor([1 - 0.1 * 3 * factor]), atol=0, rtol=1e-6)
+    torch.testing.assert_close(b.detach(), torch.tensor([[1.0, 2 - 0.5 * 4 * factor]]), atol=0, rtol=1e-6)
+    assert norm([w, b]) == pytest.approx(5 * factor, rel=1e-6)
+
+
+def test_a_shorter_gradient_stays_to_the_bit() -> None:
+    w = nn.Parameter(torch.zeros(1000))
+    optimizer = clipped(SGD([w], 0.1), 100.0)
+    w.grad = torch.randn(1000)
+    before = w.grad.clone()
+    optimizer.step()
+    assert torch.equal(w.grad, before)
+
+
+def test_weight_decay_is_not_clipped() -> None:
+    """It is added by the optimizer: w − lr (g / 10 + λ w) where ‖g‖ = 10."""
+    w = nn.Parameter(torch.tensor([100.0, 0.0]))
+    optimizer = clipped(SGD([w], 0.1, weight_decay=0.5), 1.0)
+    w.grad = torch.tensor([6.0, 8.0])
+    optimizer.step()
+    torch.testing.assert_close(w.detach(), torch.tensor([100 - 0.1 * (0.6 + 50), -0.08]), atol=1e-6, rtol=1e-6)
+
+
+def test_parameters_without_a_gradient_are_left_alone() -> None:
+    w, unused = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.ones(2))
+    optimizer = clipped(SGD([w, unused], 1.0), 1.0)
+    w.grad = torch.tensor([0.0, 9.0])
+    optimizer.step()
+    assert unused.tolist() == [1, 1]
+    assert w.tolist() == pytest.approx([0, -1], abs=1e-6)
+
+
+def test_both_clips_of_a_recipe_reach_their_optimizers(tmp_path: Path) -> None:
+    """Task and policy, by limits so small that every gradient is longer."""
+    training = trainer(experiment(plain(clip=1e-3, policy_clip=1e-4)), Place(), tmp_path, Reader(), ())
+    batch, validation = images(8), images(4)
+    learner, outer = training.learner, training.policy_optimizer
+    assert outer is not None
+    seen = learner.observe(batch.images, batch.labels)
+    learner.policy_backward(seen, validation.images, validation.labels)
+    learner.weighted_loss(seen).backward()
+    w, theta = list(training.network.parameters()), learner.policy_parameters()
+    assert norm(w) > 1e-2
+    assert norm(theta) > 1e-3
+    outer.step()
+    training.optimizer.step()
+    assert norm(w) == pytest.approx(1e-3, rel=1e-2)
+    assert norm(theta) == pytest.approx(1e-4, rel=2e-2)
+
+
+# -- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def batches(*sizes: int, classes: int = CLASSES) -> list[tuple[Tensor, Tensor]]:
+    return [
+        (torch.randint(0, 256, (n, 3, SIDE, SIDE), dtype=torch.uint8), torch.randint(0, classes, (n,))) for n in sizes
+    ]
+
+
+def unit(pixels: Tensor) -> Tensor:
+    return pixels / 255
+
+
+def trained() -> nn.Module:
+    """Its running statistics are not those of any batch."""
+    network = ma.network("small-cnn", CLASSES)
+    for pixels, _ in batches(8, 8):
+        network(unit(pixels) * 3 - 1)
+    return network
+
+
+@pytest.mark.parametrize("sizes", [(5,), (8, 8, 3), (1, 1)])
+def test_evaluation_equals_a_loop_over_single_images(sizes: tuple[int, ...]) -> None:
+    network, data = trained(), batches(*sizes)
+    score = evaluate(network, data, unit)
+    losses, first, five = [], 0, 0
+    judge = copy.deepcopy(network).eval()
+    for pixels, labels in data:
+        for image, label in zip(pixels, labels.tolist(), strict=True):
+            with torch.no_grad():
+                logits = judge(unit(image[None]))[0].double().numpy()
+            losses.append(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[label])
+            better = int((logits > logits[label]).sum())
+            first, five = first + (better == 0), five + (better < 5)
+    assert score.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert score.top1 == first / sum(sizes)
+    assert score.top5 == five / sum(sizes)
+
+
+class Table(nn.Module):
+    """The logits of an image are the row that its first pixel names."""
+
+    def __init__(self, rows: list[list[float]]) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.tensor(rows))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.rows[pixels[:, 0, 0, 0].long()]
+
+
+def test_evaluation_by_hand() -> None:
+    """Six classes: the label is the best, the fifth and the last one."""
+    row = [5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
+    pixels = torch.zeros(3, 1, 1, 1, dtype=torch.uint8)
+    score = evaluate(Table([row]), [(pixels, torch.tensor([0, 4, 5]))], lambda pixels: pixels)
+    assert (score.top1, score.top5) == pytest.approx((1 / 3, 2 / 3))
+    assert score.loss == pytest.approx(math.log(sum(map(math.exp, row))) - (5 + 1 + 0) / 3)
+
+
+def test_of_three_classes_all_are_among_the_first_five() -> None:
+    pixels = torch.zeros(2, 1, 1, 1, dtype=torch.uint8)
+    score = evaluate(Table([[2.0, 1.0, 0.0]]), [(pixels, torch.tensor([2, 0]))], lambda pixels: pixels)
+    assert (score.top1, score.top5) == (0.5, 1.0)
+
+
+def state(network: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in network.state_dict().items()}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluation_leaves_the_network_as_it_was(training: bool) -> None:
+    """Parameters, running statistics, gradients, and the mode."""
+    network = trained().train(training)
+    before = state(network)
+    evaluate(network, batches(8, 3), unit)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert all(p.grad is None for p in network.parameters())
+    assert all(module.training == training for module in network.modules())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_comes_back_after_an_exception(training: bool) -> None:
+    network = trained().train(training)
+
+    def interrupted() -> Iterator[tuple[Tensor, Tensor]]:
+        yield from batches(4)
+        assert not network.training
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(network, interrupted(), unit)
+    assert all(module.training == training for module in network.modules())
+
+
+@pytest.mark.xfail(strict=True, reason="network.train(True) wakes layers that the user had put into evaluation mode")
+def test_layers_that_were_frozen_stay_so() -> None:
+    network = trained().train()
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    for module in norms:
+        module.eval()
+    evaluate(network, batches(4), unit)
+    assert not any(module.training for module in norms)
+    assert network.training
+
+
+def test_there_must_be_an_image() -> None:
+    with pytest.raises(ValueError, match="no image to evaluate on"):
+        evaluate(trained(), [], unit)
+
+
+def test_logits_of_half_precision_are_judged_in_float32() -> None:
+    """Under bf16 two logits may round to the same; the loss must not be rounded as well."""
+    network, data = trained(), batches(16)
+    with torch.autocast("cpu", torch.bfloat16):
+        score = evaluate(network, data, unit)
+        with torch.no_grad():
+            logits = network.eval()(unit(data[0][0]))
+    assert logits.dtype == torch.bfloat16
+    assert score.loss == pytest.approx(float(F.cross_entropy(logits.double(), data[0][1])), rel=1e-6)
