@@ -66,7 +66,7 @@ class Source:
 
     def __post_init__(self) -> None:
         _check_number("num_classes", self.num_classes, 2)
-        if self.channels not in (1, 3):
+        if type(self.channels) is not int or self.channels not in (1, 3):
             raise ValueError(f"channels is {self.channels!r}; images have 1 (grey) or 3 (RGB)")
         for name, values in (("mean", self.mean), ("std", self.std), ("fill", self.fill)):
             if len(values) != self.channels:
@@ -139,7 +139,7 @@ class LearnedPolicy:
         takes; those returned are of the same kind.
         """
         self._check_images(images)
-        transformation = self.sample(len(images), generator)
+        transformation = self.sample(len(images), generator).to(images.device)
         images = apply(images, transformation, self.space, self.source.fill)
         return images, self.weights(images, transformation)
 
@@ -185,10 +185,11 @@ class LearnedPolicy:
             raise ValueError("parts() got one of mean and std; give both, or neither for the policy's own")
         own = self.source
         given = own.mean if mean is None else _numbers(mean), own.std if std is None else _numbers(std)
-        if not len(given[0]) == len(given[1]) == own.channels or not all(value > 0 for value in given[1]):
+        finite = all(map(math.isfinite, (*given[0], *given[1]))) and all(value > 0 for value in given[1])
+        if not len(given[0]) == len(given[1]) == own.channels or not finite:
             raise ValueError(
-                f"mean is {given[0]} and std {given[1]}; for {own.channels} channels both have {own.channels} numbers, "
-                "deviations above 0"
+                f"mean is {given[0]} and std {given[1]}; for {own.channels} channels both have {own.channels} finite "
+                "numbers, deviations above 0"
             )
         between = (None, None) if given == (own.mean, own.std) else _normalization(own.mean, own.std, *given)
         eyes = Eyes(deepcopy(self.eyes.network), own, *between).to(self.device)
@@ -283,6 +284,8 @@ class LearnedPolicy:
             mean, std: of the learner's `prepare`, for pixels in [0, 1].
             size: of the images: a side, or height and width.
         """
+        if isinstance(learner.policy, Judge):
+            raise ValueError("the learner trains under a policy from a file, and learns none; copy that file")
         seen_through = _plain(learner.network if learner.extractor is None else learner.extractor)
         modules = {id(module): name for name, module in seen_through.named_modules()}
         layers = learner.features.layers

@@ -23,7 +23,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# -- second routes, image by image ----------------------------------------------------------------------------------
+# -- second routes, image by image -----------------------------------------------------------------------------------
 
 
 def slow_flip(image: np.ndarray) -> np.ndarray:
@@ -52,7 +52,7 @@ def slow_cutout(image: np.ndarray, y: int, x: int, side: int, fill: tuple[int, .
     return out
 
 
-# -- pure functions ---------------------------------------------------------------------------------------------------
+# -- pure functions --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -127,7 +127,7 @@ def test_the_crops_padding_is_the_fill_color() -> None:
     assert not found[0, :, 3:].any()
 
 
-# -- draws ------------------------------------------------------------------------------------------------------------
+# -- draws -----------------------------------------------------------------------------------------------------------
 
 RANDOM: dict[str, Drawn] = {
     "flip": augment.random_flip,

@@ -55,7 +55,7 @@ def same(one: list[Batch], other: list[Batch]) -> bool:
     return all(torch.equal(a, b) for left, right in pairs for a, b in zip(left, right, strict=True))
 
 
-# -- order ------------------------------------------------------------------------------------------------------------
+# -- order -----------------------------------------------------------------------------------------------------------
 
 
 def test_in_memory_any_step_goes_on_where_the_first_would() -> None:
@@ -134,7 +134,7 @@ def test_seeds_of_other_numbers_are_unrelated(one: tuple[int, ...], other: tuple
     assert derived_seed(*one) != derived_seed(*other)
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------------------------
 
 
 def test_workers_change_nothing(files: ImageFiles) -> None:
@@ -178,7 +178,7 @@ def test_reading_draws_nothing_from_torchs_own_generator(files: ImageFiles) -> N
     assert torch.equal(torch.get_rng_state(), state)
 
 
-# -- files that cannot be read ----------------------------------------------------------------------------------------
+# -- files that cannot be read ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -273,7 +273,7 @@ def test_a_file_that_is_gone_is_an_oserror_that_names_it(tmp_path: Path, workers
     assert caught.value.filename == str(split.files[3])
 
 
-# -- evaluation, and the device ---------------------------------------------------------------------------------------
+# -- evaluation, and the device --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1, 3, 10, 1000])

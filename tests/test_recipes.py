@@ -17,7 +17,7 @@ from metaaugment.networks import NETWORKS
 from metaaugment.ops import SPACES
 from metaaugment.training.schedule import cosine
 
-# -- the paper, by hand --------------------------------------------------------------------------------------------
+# -- the paper, by hand ----------------------------------------------------------------------------------------------
 
 # "by SGD with a momentum 0.9": Nesterov's is named nowhere, and only ImageNet has warm-up, smoothing and clipping.
 PLAIN = {
@@ -169,7 +169,7 @@ def test_what_a_recipe_names_exists(name: str) -> None:
     assert one.method == "metaaugment"
 
 
-# -- transfer ---------------------------------------------------------------------------------------------------------
+# -- transfer --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TRANSFERRED)
@@ -190,7 +190,7 @@ def test_all_others_start_as_they_are(name: str) -> None:
     recipe(name).check()
 
 
-# -- JSON -------------------------------------------------------------------------------------------------------------
+# -- JSON ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -220,7 +220,7 @@ def test_a_missing_field_is_named() -> None:
         Recipe.from_json(values)
 
 
-# -- what no run can have ---------------------------------------------------------------------------------------------
+# -- what no run can have --------------------------------------------------------------------------------------------
 
 NAN, INF = math.nan, math.inf
 COUNT, MANY, SIZE = (0, -1), (-1,), (-0.1, NAN, INF, -INF)

@@ -54,7 +54,7 @@ def test_the_judge_sees_every_difference() -> None:
         assert not same(tree, other)
 
 
-# -- round trips ------------------------------------------------------------------------------------------------------
+# -- round trips -----------------------------------------------------------------------------------------------------
 
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
@@ -171,7 +171,7 @@ def test_keys_that_become_one_are_refused(file: Path) -> None:
         sealed.save(file, "test", {1: "a", "1": "b"})
 
 
-# -- damage -----------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------------------------
 
 SMALL = {"step": 3, "w": torch.tensor([1.0, 2.0]), "l": [torch.tensor(True), "ok"]}
 
@@ -299,7 +299,7 @@ def test_a_missing_file_and_a_folder_are_oserrors(file: Path) -> None:
         sealed.load(file.parent, "test")
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------------------------
 
 OLD, NEW = {"n": 1, "t": torch.ones(4)}, {"n": 2, "t": torch.zeros(50_000)}
 

@@ -161,7 +161,7 @@ def test_flipped_bytes_and_cut_ends_are_refused(tmp_path: Path) -> None:
     intact = file.read_bytes()
     header = 8 + int.from_bytes(intact[:8], "little")
     draw = random.Random(0)
-    places = [*range(12), *draw.choices(range(header), k=70), *draw.choices(range(len(intact)), k=25)]
+    places = [*range(12), *draw.choices(range(header), k=120), *draw.choices(range(len(intact)), k=60)]
     mutated = []
     for place in places:
         content = bytearray(intact)
@@ -669,12 +669,13 @@ def test_a_step_under_it_is_the_appendix_equation() -> None:
     for v, w, g in zip(network.parameters(), other.parameters(), gradients, strict=True):
         torch.testing.assert_close(v, w - 0.1 * g)
 
-    parts = (learner.policy, learner.extractor)
-    assert all(p.grad is None and not p.requires_grad for part in parts for p in part.parameters())
+    judge, eyes = learner.policy, learner.extractor
+    assert eyes is not None
+    assert all(p.grad is None and not p.requires_grad for part in (judge, eyes) for p in part.parameters())
     assert learner.policy_parameters() == [learner.alpha]
     assert all(torch.equal(value, before[name]) for name, value in tensors(policy).items())
-    after = {f"theta/{name}": value for name, value in learner.policy.policy.state_dict().items()}
-    after |= {f"w/{name}": value for name, value in learner.extractor.network.state_dict().items()}
+    after = {f"theta/{name}": value for name, value in judge.policy.state_dict().items()}
+    after |= {f"w/{name}": value for name, value in eyes.network.state_dict().items()}
     after["p"] = learner.sampler.probabilities
     assert after.keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in after.items())
@@ -682,6 +683,7 @@ def test_a_step_under_it_is_the_appendix_equation() -> None:
 
 def test_parts_stay_in_evaluation_mode() -> None:
     _, judge, eyes = learned().parts()
+    assert eyes is not None
     holder = nn.ModuleList([judge, eyes]).train()
     assert holder.training
     assert not any(module.training for part in (judge, eyes) for module in part.modules())
@@ -690,6 +692,7 @@ def test_parts_stay_in_evaluation_mode() -> None:
 def test_parts_are_copies() -> None:
     policy = learned()
     sampler, judge, eyes = policy.parts()
+    assert eyes is not None
     before = {name: value.clone() for name, value in tensors(policy).items()}
     with torch.no_grad():
         for value in (sampler.probabilities, *judge.parameters(), *eyes.parameters(), *eyes.buffers()):
@@ -715,8 +718,8 @@ def test_a_normalisation_that_does_not_fit_is_refused() -> None:
     policy = learned()
     with pytest.raises(ValueError, match=r"one of mean and std; give both, or neither"):
         policy.parts(mean=MEAN)
-    for mean, std in ((MEAN[:1], STD[:1]), (MEAN, (0.1, 0.0, 0.1)), ((), ())):
-        with pytest.raises(ValueError, match="for 3 channels both have 3 numbers, deviations above 0"):
+    for mean, std in ((MEAN[:1], STD[:1]), (MEAN, (0.1, 0.0, 0.1)), ((), ()), ((0.1, 0.1, float("nan")), STD)):
+        with pytest.raises(ValueError, match="for 3 channels both have 3 finite numbers, deviations above 0"):
             policy.parts(mean, std)
 
 
@@ -786,6 +789,11 @@ def test_a_policy_of_an_unknown_class_is_refused() -> None:
         learned(policy=Mine(128))
 
 
+def test_a_learner_under_a_policy_has_none_of_its_own() -> None:
+    with pytest.raises(ValueError, match="under a policy from a file, and learns none; copy that file"):
+        export(under(learned(), ma.network("small-cnn", CLASSES)))
+
+
 def test_provenance_is_json() -> None:
     p, source = learned().probabilities, learned().source
     for provenance in ({"accuracy": torch.ones(1)}, {"loss": float("nan")}):
@@ -813,7 +821,15 @@ def test_describe_says_what_is_in_it() -> None:
     text = "\n".join(policy.describe())
     assert re.search(r"^likeliest +Rotate \+ Solarize 50\.000%, ", text, re.MULTILINE)
     assert re.search(r"^Rotate +53\.33%, 3\.59%$", text, re.MULTILINE)  # 0.5 + 13 · 0.5 / 195, and 14 · 0.5 / 195
-    for words in ("policy-network, 15,", "128 features", "small-cnn", "5 classes", "16 × 16", HASH, "metaaugment"):
+    for words in (
+        "policy-network, 16,001 parameters",
+        "128 features",
+        "small-cnn",
+        "5 classes",
+        "16 × 16",
+        HASH,
+        "metaaugment",
+    ):
         assert words in text
     assert "  recipe: digits\n  test_accuracy: 0.97\n" in text
     assert "none: p alone" in "\n".join(policy.sampler_only().describe())
