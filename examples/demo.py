@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import metaaugment as ma
+from metaaugment.data import Images
 from metaaugment.experiments import run
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
@@ -71,7 +72,7 @@ def draw(folder: Path, run_of: Path) -> list[Path]:
     """p_{j,k}, and the training images under it with the weights they get."""
     policy = learned_policy(run_of)
     data = ma.dataset("digits", per_class=10, size=16)
-    assert isinstance(data.train, ma.data.Images)
+    assert isinstance(data.train, Images)
     generator = torch.Generator().manual_seed(0)
     images = data.train.images.repeat(10, 1, 1, 1)
     t = policy.sample(len(images), generator)
@@ -89,7 +90,7 @@ def draw(folder: Path, run_of: Path) -> list[Path]:
     ]
 
 
-def main(out: Path = Path("demo"), seeds: int = 3, epochs: int = 300) -> None:
+def main(out: Path = Path("demo"), seeds: int = 3, epochs: int = 600) -> None:
     console = Console()
     started = time.monotonic()
     total = len(METHODS) * seeds

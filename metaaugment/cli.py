@@ -208,16 +208,16 @@ def fetching() -> Iterator[Callable[[str, int, int | None], None]]:
 def trainer_of(name: str) -> Callable[..., None]:
     """The command that trains a recipe: its fields, and where it runs, as flags."""
     from metaaugment.experiments.paper import RECIPES
+    from metaaugment.experiments.place import Place
     from metaaugment.experiments.recipe import Recipe
-    from metaaugment.experiments.run import Place
 
     def train(
         recipe: Annotated[Recipe, OmitArgPrefixes],
         place: Annotated[Place, OmitArgPrefixes],
     ) -> None:
-        from metaaugment.experiments.run import train
+        from metaaugment.experiments import run
 
-        train(recipe, place, Console(soft_wrap=True))
+        run.train(recipe, place, Console(soft_wrap=True))
 
     train.__doc__ = RECIPES[name].__doc__
     train.__defaults__ = (RECIPES[name](), Place())

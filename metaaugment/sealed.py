@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
+
+TENSOR = "@tensor"  # the key under which a tensor's name stands in its place
 
 
 class Damaged(ValueError):
@@ -38,7 +40,8 @@ def copied(tree: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
 def write(file: Path, kind: str, tree: Any, tensors: Mapping[str, Tensor]) -> None:
     state = json.dumps({"kind": kind, "tree": tree})
     metadata = {"state": state, "sha256": _digest(tensors, state)}
-    write_atomically(file, lambda part: save_file(dict(tensors), part, metadata))
+    content = safetensors.torch.save(dict(tensors), metadata)
+    write_atomically(file, lambda part: part.write_bytes(content))
 
 
 def load(file: Path, kind: str) -> dict[str, Any]:
@@ -48,13 +51,11 @@ def load(file: Path, kind: str) -> dict[str, Any]:
         Damaged: for anything but an intact file of this kind.
         OSError: where it cannot be read.
     """
-    with file.open("rb"):  # a missing or forbidden file is an OSError that names it
-        pass
+    content = file.read_bytes()  # once: it may be replaced meanwhile
     try:
-        with safe_open(file, framework="pt") as content:
-            metadata = content.metadata() or {}
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118, no mapping
-    except SafetensorError as error:
+        tensors = safetensors.torch.load(content)
+        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
+    except (SafetensorError, KeyError) as error:  # KeyError: of a type that torch has not
         raise Damaged(file, f"is cut off or damaged ({error})") from None
     if "state" not in metadata or "sha256" not in metadata:
         raise Damaged(file, f"is no {kind} file of metaaugment")
@@ -74,8 +75,8 @@ def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
         with part.open("rb+") as content:
             os.fsync(content.fileno())
         part.replace(file)
-    except SafetensorError as error:  # the writer's own errors of the disk come in this dress
-        raise OSError(None, str(error), str(file)) from None
+    except OSError as error:  # named by the file that is meant
+        raise OSError(error.errno, error.strerror or str(error), str(file)) from None
     finally:
         part.unlink(missing_ok=True)
     sync_folder(file.parent)
@@ -103,17 +104,27 @@ def _pack(tree: Any, tensors: dict[str, Tensor], path: str) -> Any:
     """The tree with a name in the place of each tensor; the tensors, copied, go to `tensors`."""
     if isinstance(tree, Tensor):
         tensors[path] = tree.detach().to("cpu", copy=True).contiguous()
-        return {"tensor": path}
+        return {TENSOR: path}
     if isinstance(tree, Mapping):
-        return {str(key): _pack(value, tensors, f"{path}/{key}".lstrip("/")) for key, value in tree.items()}
+        names = [str(key) for key in tree]
+        if len(set(names)) < len(names) or TENSOR in names:
+            raise ValueError(f"the keys {names} cannot be told apart in a file; {TENSOR!r} is taken")
+        return {
+            name: _pack(value, tensors, _below(path, name)) for name, value in zip(names, tree.values(), strict=True)
+        }
     if isinstance(tree, list | tuple):
-        return [_pack(value, tensors, f"{path}/{key}") for key, value in enumerate(tree)]
+        return [_pack(value, tensors, _below(path, str(place))) for place, value in enumerate(tree)]
     return tree
+
+
+def _below(path: str, name: str) -> str:
+    """As in JSON pointers: a slash within a name is not one between names."""
+    return f"{path}/{name.replace('~', '~0').replace('/', '~1')}"
 
 
 def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(tree, dict):
-        if tree.keys() == {"tensor"}:
-            return tensors[tree["tensor"]]
+        if tree.keys() == {TENSOR}:
+            return tensors[tree[TENSOR]]
         return {key: _unpack(value, tensors) for key, value in tree.items()}
     return [_unpack(value, tensors) for value in tree] if isinstance(tree, list) else tree

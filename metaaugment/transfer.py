@@ -682,16 +682,9 @@ def _as_json(provenance: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"the provenance is no JSON ({error}); it holds texts, numbers, lists and dictionaries"
         ) from None
-    if not isinstance(value, dict) or _has_lone_tensor(value):
-        raise ValueError("the provenance must be a dictionary, and none in it may have 'tensor' for its only key")
+    if not isinstance(value, dict):
+        raise ValueError("the provenance must be a dictionary")
     return value
-
-
-def _has_lone_tensor(value: object) -> bool:
-    """Whether a dictionary would be taken for the place of a tensor by `sealed`."""
-    if isinstance(value, dict):
-        return value.keys() == {"tensor"} or any(map(_has_lone_tensor, value.values()))
-    return isinstance(value, list) and any(map(_has_lone_tensor, value))
 
 
 def _numbers(values: Sequence[float]) -> tuple[float, ...]:

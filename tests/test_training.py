@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from metaaugment import sealed
-from metaaugment.experiments import run
+from metaaugment.experiments import experiment, run
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.training import checkpoint
@@ -174,8 +174,8 @@ def test_what_the_three_phases_learn(tmp_path: Path) -> None:
             states[row["epoch"]] = (policy, row, trainer.learner)
 
     place = run.Place(out=tmp_path)
-    experiment = run.prepare(small(**PHASES), place, QUIET)
-    trainer = run.trainer(experiment, place, tmp_path, run.Reader(), [Keep(0)])
+    parts = run.prepare(small(**PHASES), place, QUIET)
+    trainer = run.trainer(parts, place, tmp_path, run.Reader(), [Keep(0)])
     trainer.run()
     assert states[1][1]["effective_samples"] == pytest.approx(1)
     assert states[2][1]["effective_samples"] < 1
@@ -186,7 +186,7 @@ def test_what_the_three_phases_learn(tmp_path: Path) -> None:
     assert frozen.extractor is not None
     assert not frozen.extractor.training
     # Its eyes are the network as it was at the end of the second phase, not as it is now.
-    eyes, now = frozen.extractor.state_dict(), experiment.network.state_dict()
+    eyes, now = frozen.extractor.state_dict(), parts.network.state_dict()
     assert not torch.equal(eyes["output.weight"], now["output.weight"])
 
 
@@ -210,7 +210,7 @@ def test_a_run_on_a_gpu_goes_on_after_a_signal(tmp_path: Path, monkeypatch: pyte
 
 # Imports once, then trains in forked processes, which are killed at random moments until one comes to its end.
 KILLER = """
-import json, os, random, signal, sys, time
+import json, os, random, shutil, signal, sys, time
 from pathlib import Path
 from rich.console import Console
 from metaaugment.experiments import run
@@ -237,20 +237,18 @@ def attempt(place, limit=None):
 
 whole = attempt(run.Place(out=folder / "whole"))
 random.seed(int(sys.argv[4]))
-killed, stood = 0, set()
-place = run.Place(out=folder / "killed")
+killed = 0
 while killed < kills:
-    if attempt(place, random.uniform(0.05, 0.35) * whole) is None:
+    # Until its recipe is written there is nothing to resume, and the same command begins again.
+    begun = (folder / "killed" / "recipe.json").exists()
+    place = run.Place(resume=folder / "killed") if begun else run.Place(out=folder / "killed")
+    if attempt(place, random.uniform(0.02, 0.35) * whole) is None:
         killed += 1
-        # Before its folder was made there is nothing to resume.
-        if (folder / "killed" / "recipe.json").exists():
-            place = run.Place(resume=folder / "killed")
-        elif (folder / "killed").exists():
-            for file in (folder / "killed").iterdir():
-                file.unlink()
-    else:
-        break
-attempt(place)
+    else:  # the machine has become faster: begin anew, and kill sooner
+        shutil.rmtree(folder / "killed")
+        killed, whole = 0, whole / 2
+begun = (folder / "killed" / "recipe.json").exists()
+attempt(run.Place(resume=folder / "killed") if begun else run.Place(out=folder / "killed"))
 print(killed)
 """
 
@@ -262,7 +260,7 @@ def test_killed_at_random_moments(kills: int, tmp_path: Path) -> None:
         [sys.executable, "-c", KILLER, recipe, str(tmp_path), str(kills), "3"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == kills, "the run came to its end too soon to be killed so often"
+    assert int(done.stdout) == kills
     assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
     assert len(rows(tmp_path / "killed")) == 24
     assert_same(final(tmp_path / "killed"), final(tmp_path / "whole"))
@@ -324,6 +322,14 @@ def test_a_run_without_a_checkpoint_starts_over(uninterrupted: Path, tmp_path: P
     assert rows(out) == rows(uninterrupted)
 
 
+def test_a_run_that_died_before_it_began_is_begun_by_the_same_command(uninterrupted: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").write_text("")
+    (tmp_path / "run" / ".recipe.json.part").write_text('{"na')
+    train(tmp_path / "run")
+    assert rows(tmp_path / "run") == rows(uninterrupted)
+
+
 def test_a_full_disk_loses_nothing(stopped: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (stopped / checkpoint.LAST).read_bytes()
 
@@ -331,7 +337,7 @@ def test_a_full_disk_loses_nothing(stopped: Path, uninterrupted: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sealed, "save_file", full)
+        patch.setattr(sealed.os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
             train(stopped, resume=True)
     assert (stopped / checkpoint.LAST).read_bytes() == before
@@ -360,14 +366,14 @@ def test_resuming_under_another_flag_or_recipe_is_refused(stopped: Path) -> None
 
 
 def test_resuming_on_other_data_is_refused(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = run.dataset
+    dataset = experiment.dataset
 
     def other(*args: Any, **options: Any) -> Any:
         data = dataset(*args, **options)
         data.train.images[0, 0, 0, 0] ^= 1
         return data
 
-    monkeypatch.setattr(run, "dataset", other)
+    monkeypatch.setattr(experiment, "dataset", other)
     with pytest.raises(ValueError, match="is of another run: its data is"):
         train(stopped, resume=True)
 

@@ -17,8 +17,9 @@ class TrivialAugmentSampler:
         device = generator.device if generator is not None else None
         first = torch.randint(0, K, (n,), generator=generator, device=device)
         strength = torch.randint(0, STRENGTHS, (n, 2), generator=generator, device=device)
-        # In float64: a third of a whole number in float32 may fall just short of the step that is meant.
         magnitudes = strength.double() * MAX_MAGNITUDE / (STRENGTHS - 1)
+        # A third rounded down would fall short of the whole number that its argument is truncated to (Rotate at 26).
+        magnitudes = torch.where(strength % 3 == 0, magnitudes, magnitudes.nextafter(torch.full_like(magnitudes, 11)))
         return Transformation.draw(first, torch.full_like(first, INDEX["Identity"]), generator, magnitudes)
 
     def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:

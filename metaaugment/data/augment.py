@@ -16,7 +16,7 @@ def flip(images: Images, flipped: Bool[Tensor, " n"]) -> Images:
 
 
 def crop(images: Images, shift: Int[Tensor, "n 2"], fill: UInt8[Tensor, "c 1 1"]) -> Images:
-    """Each image moved by its (rows, columns), and what comes from outside filled: padding and a crop in one."""
+    """The part of each image that begins at its (row, column), filled where it reaches over: padding and crop."""
     n, c, h, w = images.shape
     sample = torch.arange(n, device=images.device)[:, None, None, None]
     channel = torch.arange(c, device=images.device)[None, :, None, None]

@@ -1,10 +1,10 @@
 """Mini-batches in an order that is a function of the seed alone: the place in the data is one number, the step."""
 
+import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -18,7 +18,7 @@ EVALUATION_BATCH = 1000
 
 def derived_seed(*numbers: int) -> int:
     """One seed from several numbers, unrelated for different ones."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "big") >> 1
 
 
 class Reader:
@@ -42,13 +42,18 @@ class Reader:
             collate_fn=list,  # stacked below, when the unreadable ones are out
             num_workers=self.workers,
             prefetch_factor=4 if self.workers else None,
+            generator=torch.Generator(),  # of its own: the network's draws must not depend on reading
         )
         for batch in loader:
-            for problem in (view for view in batch if isinstance(view, str)):
+            for problem in (view for view in batch if not isinstance(view, tuple)):
+                if isinstance(problem, OSError):
+                    raise problem  # of the disk, not of the image
                 if not self.skip:
                     raise CorruptImage(problem)
                 self.unreadable.add(problem)
-            readable = [view for view in batch if not isinstance(view, str)]
+            readable = [view for view in batch if isinstance(view, tuple)]
+            if full and not readable:
+                raise CorruptImage(f"no image of a whole mini-batch can be read; the first of them: {batch[0]}")
             if readable:
                 readable = list(itertools.islice(itertools.cycle(readable), len(batch))) if full else readable
                 images = torch.stack([image for image, _ in readable])
@@ -110,30 +115,31 @@ def once(
 
 
 class _EvaluationViews:
-    """What can be shown of files; a sentence in the place of one that cannot be read (exceptions of worker processes
-    would come back wrapped in tracebacks)."""
-
     def __init__(self, split: ImageFiles) -> None:
         self.split = split
 
-    def __getitem__(self, place: int) -> tuple[Tensor, int] | str:
-        try:
-            return self.split[place]
-        except CorruptImage as error:
-            return str(error)
+    def __getitem__(self, place: int) -> tuple[Tensor, int] | str | OSError:
+        return _or_sentence(lambda: self.split[place])
 
 
 class _TrainingViews:
     def __init__(self, split: ImageFiles, seed: int) -> None:
         self.split, self.seed = split, seed
 
-    def __getitem__(self, name: tuple[int, int]) -> tuple[Tensor, int] | str:
+    def __getitem__(self, name: tuple[int, int]) -> tuple[Tensor, int] | str | OSError:
         epoch, place = name
         generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch, place))
-        try:
-            return self.split.image(place, generator), int(self.split.labels[place])
-        except CorruptImage as error:
-            return str(error)
+        return _or_sentence(lambda: (self.split.image(place, generator), int(self.split.labels[place])))
+
+
+def _or_sentence(view: Callable[[], tuple[Tensor, int]]) -> tuple[Tensor, int] | str | OSError:
+    """What can be shown of a file, or why not: exceptions of worker processes would come back wrapped in tracebacks."""
+    try:
+        return view()
+    except CorruptImage as error:
+        return str(error)
+    except OSError as error:
+        return error
 
 
 def on_device(split: Images | ImageFiles, device: torch.device) -> Images | ImageFiles:

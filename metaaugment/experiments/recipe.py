@@ -1,16 +1,18 @@
 """A recipe: every number that decides the outcome of a run, as one flat value."""
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from metaaugment.data import DATASETS
 from metaaugment.experiments.methods import METHODS
 from metaaugment.hypergradient import ROUTES
-from metaaugment.ops import find_space
+from metaaugment.networks import NETWORKS
+from metaaugment.ops import SPACES
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,12 @@ class Recipe:
 
     def check(self) -> None:
         """Refuse what no run can have, naming the flag."""
-        one_of(self.method, METHODS, "--method")
-        one_of(self.route, ROUTES, "--route")
-        find_space(self.space)
+        for name, allowed in (
+            ("dataset", DATASETS), ("network", NETWORKS), ("method", METHODS), ("route", ROUTES), ("space", SPACES),
+            ("policy_optimizer", ("sgd", "adam")),
+        ):  # fmt: skip
+            one_of(getattr(self, name), allowed, f"--{name.replace('_', '-')}")
+        self._refuse("split_seed", 0 <= self.split_seed < 2**32, f"0 to {2**32 - 1}")
         for name in ("epochs", "batch", "copies", "policy_batch", "window", "every"):
             self._refuse(name, getattr(self, name) >= 1, "a whole number of at least 1")
         for name in ("warmup_epochs", "random_epochs", "frozen_epochs", "crop", "baseline_crop", "cutout", "seed"):
@@ -144,11 +149,13 @@ class Recipe:
         known = {field.name for field in fields(cls)}
         if unknown := sorted(values.keys() - known):
             raise ValueError(f"unknown recipe field {unknown[0]!r}; the fields are {', '.join(sorted(known))}")
+        if missing := [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]:
+            raise ValueError(f"the recipe field {missing[0]!r} is missing")
         paths = {key: Path(values[key]) for key in ("policy", "pretrained") if values.get(key) is not None}
         return cls(**{**values, **paths})
 
 
-def one_of(value: str, allowed: Mapping[str, object], flag: str) -> None:
+def one_of(value: str, allowed: Iterable[str], flag: str) -> None:
     if value not in allowed:
         near = difflib.get_close_matches(value, allowed, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""

@@ -1,155 +1,29 @@
-"""From a recipe to a run: the parts put together, trained, and looked at once on the test set."""
+"""A run: an experiment trained in a folder of its own, and looked at once on the test set."""
 
 import contextlib
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from rich.console import Console
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD
 
-from metaaugment.data import DataSet, augment, dataset
+from metaaugment.data import DataSet, ImageFiles
 from metaaugment.data.batches import Batches, Reader, derived_seed, on_device, once
-from metaaugment.experiments.methods import METHODS
+from metaaugment.experiments.experiment import ORDER, VALIDATION_ORDER, Experiment, clipped, prepare
 from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.features import feature_dim
-from metaaugment.learner import Learner, Sampler
-from metaaugment.networks import network
-from metaaugment.ops import Space
-from metaaugment.policy import UniformPolicy
-from metaaugment.sampler import FixedSampler, UniformSampler
 from metaaugment.training import folder as run_folder
 from metaaugment.training.evaluation import Score, evaluate
 from metaaugment.training.interruption import Interrupted
-from metaaugment.training.machine import choose_device, commit, machine
+from metaaugment.training.machine import commit, machine
 from metaaugment.training.progress import Bar, Lines, TensorBoard, duration
 from metaaugment.training.schedule import cosine
-from metaaugment.training.trainer import Phase, Trainer, Watcher
-from metaaugment.transfer import LearnedPolicy
-
-# What a seed is used for; each use has random numbers of its own.
-INITIAL, ORDER, VALIDATION_ORDER, DRAWS = range(4)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a run happens and what it leaves; nothing that is part of the experiment."""
-
-    data: Path | None = None
-    """Folder of the data; $METAAUGMENT_DATA or ~/.cache/metaaugment if not given."""
-    out: Path | None = None
-    """Folder of the run, which must be new; runs/RECIPE-METHOD-seedN if not given."""
-    resume: Path | None = None
-    """Folder of a run to go on with, under the settings it began with."""
-    device: str | None = None
-    """cpu or cuda; cuda where there is one if not given."""
-    precision: Literal["bf16", "float32"] | None = None
-    """Of passes through the networks; bf16 on GPUs, float32 elsewhere if not given."""
-    capture: bool = True
-    """Whether steps on a GPU are replayed as CUDA graphs."""
-    workers: int = 4
-    """Processes that read image files."""
-    corrupt: Literal["error", "skip"] = "error"
-    """What happens to image files that cannot be read; those skipped are counted."""
-    tensorboard: bool = False
-    """Also write the log for TensorBoard, into the folder of the run."""
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A recipe's parts, ready to be trained."""
-
-    recipe: Recipe
-    data: DataSet
-    network: nn.Module
-    device: torch.device
-    generator: torch.Generator  # of all draws that augment
-    layout: torch.memory_format
-
-    def phases(self) -> list[Phase]:
-        """What is trained in turn: mostly one thing; on ImageNet random, joint and frozen."""
-        recipe = self.recipe
-        if recipe.method == "metaaugment" and recipe.policy is not None:
-            return [Phase(recipe.epochs, self._transferred)]
-        if recipe.method != "metaaugment" or not (recipe.random_epochs or recipe.frozen_epochs):
-            return [Phase(recipe.epochs, self._joint)]
-        joint = recipe.epochs - recipe.random_epochs - recipe.frozen_epochs
-        phases = (
-            Phase(recipe.random_epochs, self._random),
-            Phase(joint, self._joint),
-            Phase(recipe.frozen_epochs, self._frozen),
-        )
-        return [phase for phase in phases if phase.epochs]
-
-    def _joint(self, before: Learner | None) -> tuple[Learner, Optimizer | None]:
-        recipe, method = self.recipe, METHODS[self.recipe.method]
-        sampler, policy = method.sampler(recipe.epsilon, recipe.window), method.policy(feature_dim(self.network))
-        learner = self._learner(sampler, policy, space=method.space or recipe.space)
-        if not any(parameter.requires_grad for parameter in policy.parameters()):
-            return learner, None
-        learned, fused = learner.policy_parameters(), self.device.type == "cuda"
-        if recipe.policy_optimizer == "adam":
-            optimizer = Adam(
-                learned, recipe.policy_lr, weight_decay=recipe.policy_weight_decay, fused=fused, capturable=fused
-            )
-        else:
-            optimizer = SGD(
-                learned, recipe.policy_lr, recipe.policy_momentum, weight_decay=recipe.policy_weight_decay, fused=fused
-            )
-        return learner, clipped(optimizer, recipe.policy_clip)
-
-    def _random(self, before: Learner | None) -> tuple[Learner, None]:
-        return self._learner(UniformSampler(), UniformPolicy()), None
-
-    def _frozen(self, before: Learner | None) -> tuple[Learner, None]:
-        """Under the policy of the learner before it, which goes on seeing through the network as it is then."""
-        eyes = deepcopy(self.network).eval().requires_grad_(False)
-        policy = METHODS[self.recipe.method].policy(feature_dim(self.network))
-        sampler = FixedSampler()
-        if before is not None:
-            policy.load_state_dict(before.policy.state_dict())
-            sampler.probabilities.copy_(before.sampler.probabilities)  # type: ignore[attr-defined]
-        return self._learner(sampler, policy.requires_grad_(False), eyes), None
-
-    def _transferred(self, before: Learner | None) -> tuple[Learner, None]:
-        """Under a policy from a file, frozen with the network that it sees through."""
-        assert self.recipe.policy is not None
-        policy = LearnedPolicy.load(self.recipe.policy).to(self.device)
-        if policy.source.channels != self.data.channels:
-            raise ValueError(
-                f"--policy {self.recipe.policy} was learned on images of {policy.source.channels} channels, "
-                f"but {self.data.name} has {self.data.channels}"
-            )
-        return self._learner(*policy.parts(self.data.mean, self.data.std), space=policy.space), None
-
-    def _learner(
-        self, sampler: Sampler, policy: nn.Module, extractor: nn.Module | None = None, space: str | Space | None = None
-    ) -> Learner:
-        recipe, data, generator = self.recipe, self.data, self.generator
-        plain = recipe.method == "baseline"
-        padding, cutout = (recipe.baseline_crop, 0) if plain else (recipe.crop, recipe.cutout)
-        before = [augment.random_flip(generator)] if recipe.flip else []
-        before += [augment.random_crop(padding, data.fill, generator)] if padding else []
-        after = [augment.random_cutout(cutout, data.fill, generator)] if cutout else []
-        return Learner(
-            self.network, sampler, policy.to(self.device), extractor,
-            route=recipe.route, lagged=recipe.lagged, every=recipe.every, copies=recipe.copies, alpha=recipe.alpha,
-            loss=partial(F.cross_entropy, reduction="none", label_smoothing=recipe.label_smoothing),
-            before=augment.in_turn(before), after=augment.in_turn(after), prepare=self.prepare(), generator=generator,
-            space=space or recipe.space, fill=data.fill,
-        )  # fmt: skip
-
-    def prepare(self) -> augment.Augmentation:
-        return augment.normalization(self.data.mean, self.data.std, self.device, self.layout)
+from metaaugment.training.trainer import Trainer, Watcher
 
 
 def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
@@ -188,25 +62,6 @@ def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
     return result
 
 
-def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
-    """Data, network and generator of a recipe; nothing is written yet."""
-    recipe.check()
-    device = torch.device(choose_device(place.device))
-    if recipe.policy is not None:
-        LearnedPolicy.load(recipe.policy)  # refuses what is none before anything is read or written
-    with console.status(f"reading {recipe.dataset}"):
-        data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
-    _check_sizes(recipe, data)
-    torch.manual_seed(derived_seed(recipe.seed, INITIAL))
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-    net = network(recipe.network, data.num_classes, data.channels)
-    if recipe.pretrained is not None:
-        load_pretrained(net, recipe.pretrained, console)
-    net = net.to(device, memory_format=layout)  # type: ignore[call-overload]
-    generator = torch.Generator(device).manual_seed(derived_seed(recipe.seed, DRAWS))
-    return Experiment(recipe, data, net, device, generator, layout)
-
-
 def trainer(experiment: Experiment, place: Place, out: Path, reader: Reader, watchers: Sequence[Watcher]) -> Trainer:
     recipe, data, device = experiment.recipe, experiment.data, experiment.device
     batches = Batches(on_device(data.train, device), recipe.batch, derived_seed(recipe.seed, ORDER), device, reader)
@@ -231,57 +86,15 @@ def trainer(experiment: Experiment, place: Place, out: Path, reader: Reader, wat
 
 def _about(data: DataSet) -> dict[str, Any]:
     """What an exported policy has to know of the data, as JSON gives it back."""
-    image, _ = data.val[0]
+    sides = (data.val.size, data.val.size) if isinstance(data.val, ImageFiles) else data.val.images.shape[2:]
     return {
         "num_classes": data.num_classes,
         "channels": data.channels,
         "mean": list(data.mean),
         "std": list(data.std),
         "fill": list(data.fill),
-        "sides": list(image.shape[1:]),
+        "sides": list(sides),
     }
-
-
-def clipped(optimizer: Optimizer, norm: float | None) -> Optimizer:
-    """The same optimizer, which first shortens a longer gradient to this norm."""
-    if norm is not None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        optimizer.register_step_pre_hook(lambda *_: _shorten(parameters, norm))
-    return optimizer
-
-
-def _shorten(parameters: Sequence[Tensor], norm: float) -> None:
-    nn.utils.clip_grad_norm_(parameters, norm)
-
-
-def load_pretrained(net: nn.Module, file: Path, console: Console) -> None:
-    """Start from a user's weights; a last layer for other classes stays fresh."""
-    with file.open("rb"):
-        pass
-    try:
-        weights = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"--pretrained {file} is no safetensors file ({error})") from None
-    own = net.state_dict()
-    head = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)][-1]
-    fresh = [f"{head}.{part}" for part in ("weight", "bias")]
-    if all(name in weights and weights[name].shape != own[name].shape for name in fresh):
-        console.print(f"{file}: its last layer has other classes than the data; ours starts fresh.", highlight=False)
-        weights = {name: value for name, value in weights.items() if name not in fresh}
-    else:
-        fresh = []
-    for name, value in own.items():
-        if name in fresh or name.endswith("num_batches_tracked"):
-            continue
-        if name not in weights or weights[name].shape != value.shape:
-            found = f"{tuple(weights[name].shape)} there" if name in weights else "missing there"
-            raise ValueError(
-                f"--pretrained {file} does not fit the network: {name} is {tuple(value.shape)} here and {found}; "
-                "name the network that it was made with by --network"
-            )
-    if unknown := sorted(weights.keys() - own.keys()):
-        raise ValueError(f"--pretrained {file} has {unknown[0]}, which the network has not; choose another --network")
-    net.load_state_dict(weights, strict=False)
 
 
 def _recorded(recipe: Recipe, place: Place) -> tuple[Recipe, bool]:
@@ -307,17 +120,6 @@ def _recorded(recipe: Recipe, place: Place) -> tuple[Recipe, bool]:
                 "leave the flag away, or begin another run with --out"
             )
     return recorded, True
-
-
-def _check_sizes(recipe: Recipe, data: DataSet) -> None:
-    n = len(data.train)
-    if n < recipe.batch:
-        raise ValueError(f"--batch is {recipe.batch}, but there are only {n} training images; choose at most {n}")
-    if len(data.val) > n:
-        raise ValueError(
-            f"the validation split has {len(data.val)} images and the training split only {n}; "
-            "train on more, with a larger --per-class or more images"
-        )
 
 
 def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool, console: Console) -> None:

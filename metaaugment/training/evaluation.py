@@ -22,7 +22,7 @@ def evaluate(
     network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], prepare: Callable[[Tensor], Tensor]
 ) -> Score:
     """In evaluation mode, with running statistics; the host waits for the device once, at the end."""
-    training, sums, count = network.training, None, 0
+    modes, sums, count = {module: module.training for module in network.modules()}, None, 0
     network.eval()
     try:
         for images, labels in batches:
@@ -33,7 +33,8 @@ def evaluate(
             sums = new if sums is None else sums + new
             count += len(labels)
     finally:
-        network.train(training)
+        for module, training in modes.items():  # one by one: some may have been frozen in evaluation mode
+            module.training = training
     if sums is None:
         raise ValueError("there is no image to evaluate on")
     return Score(*(sums / count).tolist())

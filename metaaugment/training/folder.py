@@ -9,12 +9,13 @@ from typing import Any
 
 from metaaugment.sealed import write_atomically
 
-RECIPE, RESULT = "recipe.json", "result.json"
+RECIPE, RESULT, LOCK = "recipe.json", "result.json", ".lock"
+BEGINNINGS = (LOCK, f".{RECIPE}.part")  # what is there before the recipe is
 
 
 def new(folder: Path) -> None:
-    """Make the folder of a new run; an existing one is another run's."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """Make the folder of a new run; an existing one is another run's, unless that one died before it began."""
+    if folder.exists() and (not folder.is_dir() or any(file.name not in BEGINNINGS for file in folder.iterdir())):
         raise ValueError(
             f"{folder} exists already; continue its run with --resume {folder}, or choose another folder with --out"
         )
@@ -24,7 +25,7 @@ def new(folder: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Nobody else trains into this folder meanwhile; a process that dies gives it free."""
-    with (folder / ".lock").open("w") as lock:
+    with (folder / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

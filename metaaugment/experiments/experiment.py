@@ -1,0 +1,161 @@
+"""From a recipe to the parts of its experiment: data, network, and learners for each phase."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from metaaugment.data import DataSet, augment, dataset
+from metaaugment.data.batches import derived_seed
+from metaaugment.experiments.methods import METHODS
+from metaaugment.experiments.place import Place
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.features import feature_dim
+from metaaugment.learner import Learner, Sampler
+from metaaugment.networks import network
+from metaaugment.networks.pretrained import load_pretrained
+from metaaugment.ops import Space
+from metaaugment.policy import UniformPolicy
+from metaaugment.sampler import FixedSampler, UniformSampler
+from metaaugment.training.machine import choose_device
+from metaaugment.training.trainer import Phase
+from metaaugment.transfer import LearnedPolicy
+
+# What a seed is used for; each use has random numbers of its own.
+INITIAL, ORDER, VALIDATION_ORDER, DRAWS = range(4)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A recipe's parts, ready to be trained."""
+
+    recipe: Recipe
+    data: DataSet
+    network: nn.Module
+    device: torch.device
+    generator: torch.Generator  # of all draws that augment
+    layout: torch.memory_format
+
+    def phases(self) -> list[Phase]:
+        """What is trained in turn: mostly one thing; on ImageNet random, joint and frozen."""
+        recipe = self.recipe
+        if recipe.method == "metaaugment" and recipe.policy is not None:
+            return [Phase(recipe.epochs, self._transferred)]
+        if recipe.method != "metaaugment" or not (recipe.random_epochs or recipe.frozen_epochs):
+            return [Phase(recipe.epochs, self._joint)]
+        joint = recipe.epochs - recipe.random_epochs - recipe.frozen_epochs
+        phases = (
+            Phase(recipe.random_epochs, self._random),
+            Phase(joint, self._joint),
+            Phase(recipe.frozen_epochs, self._frozen),
+        )
+        return [phase for phase in phases if phase.epochs]
+
+    def _joint(self, before: Learner | None) -> tuple[Learner, Optimizer | None]:
+        recipe, method = self.recipe, METHODS[self.recipe.method]
+        sampler, policy = method.sampler(recipe.epsilon, recipe.window), method.policy(feature_dim(self.network))
+        learner = self._learner(sampler, policy, space=method.space or recipe.space)
+        if not any(parameter.requires_grad for parameter in policy.parameters()):
+            return learner, None
+        learned, fused = learner.policy_parameters(), self.device.type == "cuda"
+        if recipe.policy_optimizer == "adam":
+            optimizer = Adam(
+                learned, recipe.policy_lr, weight_decay=recipe.policy_weight_decay, fused=fused, capturable=fused
+            )
+        else:
+            optimizer = SGD(
+                learned, recipe.policy_lr, recipe.policy_momentum, weight_decay=recipe.policy_weight_decay, fused=fused
+            )
+        return learner, clipped(optimizer, recipe.policy_clip)
+
+    def _random(self, before: Learner | None) -> tuple[Learner, None]:
+        return self._learner(UniformSampler(), UniformPolicy()), None
+
+    def _frozen(self, before: Learner | None) -> tuple[Learner, None]:
+        """Under the policy of the learner before it, which goes on seeing through the network as it is then."""
+        eyes = deepcopy(self.network).eval().requires_grad_(False)
+        policy = METHODS[self.recipe.method].policy(feature_dim(self.network))
+        sampler = FixedSampler()
+        if before is not None:
+            policy.load_state_dict(before.policy.state_dict())
+            sampler.probabilities.copy_(before.sampler.probabilities)  # type: ignore[attr-defined]
+        return self._learner(sampler, policy.requires_grad_(False), eyes), None
+
+    def _transferred(self, before: Learner | None) -> tuple[Learner, None]:
+        """Under a policy from a file, frozen with the network that it sees through."""
+        assert self.recipe.policy is not None
+        policy = LearnedPolicy.load(self.recipe.policy).to(self.device)
+        if policy.source.channels != self.data.channels:
+            raise ValueError(
+                f"--policy {self.recipe.policy} was learned on images of {policy.source.channels} channels, "
+                f"but {self.data.name} has {self.data.channels}"
+            )
+        return self._learner(*policy.parts(self.data.mean, self.data.std), space=policy.space), None
+
+    def _learner(
+        self, sampler: Sampler, policy: nn.Module, extractor: nn.Module | None = None, space: str | Space | None = None
+    ) -> Learner:
+        recipe, data, generator = self.recipe, self.data, self.generator
+        plain = recipe.method == "baseline"
+        padding, cutout = (recipe.baseline_crop, 0) if plain else (recipe.crop, recipe.cutout)
+        before = [augment.random_flip(generator)] if recipe.flip else []
+        before += [augment.random_crop(padding, data.fill, generator)] if padding else []
+        after = [augment.random_cutout(cutout, data.fill, generator)] if cutout else []
+        return Learner(
+            self.network, sampler, policy.to(self.device), extractor,
+            route=recipe.route, lagged=recipe.lagged, every=recipe.every, copies=recipe.copies, alpha=recipe.alpha,
+            loss=partial(F.cross_entropy, reduction="none", label_smoothing=recipe.label_smoothing),
+            before=augment.in_turn(before), after=augment.in_turn(after), prepare=self.prepare(), generator=generator,
+            space=space or recipe.space, fill=data.fill,
+        )  # fmt: skip
+
+    def prepare(self) -> augment.Augmentation:
+        return augment.normalization(self.data.mean, self.data.std, self.device, self.layout)
+
+
+def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
+    """Data, network and generator of a recipe; nothing is written yet."""
+    recipe.check()
+    device = torch.device(choose_device(place.device))
+    if recipe.policy is not None:
+        LearnedPolicy.load(recipe.policy)  # refuses what is none before anything is read or written
+    with console.status(f"reading {recipe.dataset}"):
+        data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
+    _check_sizes(recipe, data)
+    torch.manual_seed(derived_seed(recipe.seed, INITIAL))
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    net = network(recipe.network, data.num_classes, data.channels)
+    if recipe.pretrained is not None and not load_pretrained(net, recipe.pretrained):
+        console.print(f"{recipe.pretrained}: its last layer has other classes; ours starts fresh.", highlight=False)
+    net = net.to(device, memory_format=layout)  # type: ignore[call-overload]
+    generator = torch.Generator(device).manual_seed(derived_seed(recipe.seed, DRAWS))
+    return Experiment(recipe, data, net, device, generator, layout)
+
+
+def _check_sizes(recipe: Recipe, data: DataSet) -> None:
+    n = len(data.train)
+    if n < recipe.batch:
+        raise ValueError(f"--batch is {recipe.batch}, but there are only {n} training images; choose at most {n}")
+    if len(data.val) > n:
+        raise ValueError(
+            f"the validation split has {len(data.val)} images and the training split only {n}; "
+            "train on more, with a larger --per-class or more images"
+        )
+
+
+def clipped(optimizer: Optimizer, norm: float | None) -> Optimizer:
+    """The same optimizer, which first shortens a longer gradient to this norm."""
+    if norm is not None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        optimizer.register_step_pre_hook(lambda *_: _shorten(parameters, norm))
+    return optimizer
+
+
+def _shorten(parameters: Sequence[Tensor], norm: float) -> None:
+    nn.utils.clip_grad_norm_(parameters, norm)

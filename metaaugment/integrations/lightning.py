@@ -1,0 +1,166 @@
+"""Joint training, and training under a learned policy, as mixins for a LightningModule.
+
+Nothing is imported from Lightning, so that they fit `lightning` and `pytorch_lightning` alike. Strategies that copy the
+whole network to each process (DDP) and those of one device work; ones that cut it into pieces do not.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from metaaugment.distributed import world_size
+from metaaugment.learner import Batch, Learner
+from metaaugment.transfer import LearnedPolicy
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule as Module  # type: ignore[import-not-found]
+else:
+    Module = object
+
+KEY = "metaaugment"  # of the learner's state in a checkpoint
+
+
+class JointTraining(Module):
+    """Makes the training step of a LightningModule one iteration of Algorithm 1.
+
+        class Classifier(JointTraining, LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.network = ma.network("wrn-28-10", 10)
+
+            def configure_optimizers(self):  # the learner is made here, where the network is on its device
+                self.learner = ma.Learner(self.network, ma.TransformationSampler(), ma.PolicyNetwork(640))
+                task = torch.optim.SGD(self.network.parameters(), 0.1, momentum=0.9)
+                return task, torch.optim.Adam(self.learner.policy_parameters(), 1e-3)
+
+    Batches are uint8 images and labels; the learner's `prepare` normalises them. p is updated at the end of an epoch,
+    learning rates are scheduled, and the learner's state is part of the checkpoint. The trainer's steps are those of
+    the task network. The policy learns from the trainer's validation batches, over and over: what is then measured on
+    them is not held out any more. Define `policy_dataloader` to give it others.
+    """
+
+    learner: Learner
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.automatic_optimization = False
+        self._restored: dict[str, Any] | None = None
+        self._policy_batches: Iterator[Batch] = iter(())
+
+    def policy_dataloader(self) -> Iterable[Batch]:
+        """The batches that the policy learns from, as `val_dataloader` has those for validation."""
+        loaders = self.trainer.val_dataloaders
+        if not loaders:
+            raise ValueError(
+                "the policy learns from validation batches, and the trainer has none; give fit() a validation loader, "
+                "or define policy_dataloader()"
+            )
+        return loaders[0] if isinstance(loaders, list | tuple) else loaders
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        learner, (task, policy) = self.learner, self._two_optimizers()
+        seen = learner.observe(*checked(batch))
+        if learner.due:
+            learner.policy_backward(seen, *checked(next(self._policy_batches)))
+            # Without Lightning's wrapper, which would divide by the loss scale of float16 and count one step more.
+            policy.optimizer.step()
+            policy.optimizer.zero_grad()
+        loss = learner.weighted_loss(seen)
+        self.manual_backward(loss * world_size())  # Lightning averages over the processes what is a sum over them
+        task.step()
+        task.zero_grad()
+        self._schedule("step")
+        if self.trainer.is_last_batch:  # ahead of validation, after which Lightning writes its checkpoint
+            learner.sampler.update()
+            self._schedule("epoch")
+        self.log_dict({"train_loss": loss.detach(), "alpha": learner.alpha.detach()})
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self._restored is not None:
+            self.learner.load_state_dict(self._restored)
+            self._restored = None
+        self._policy_batches = self._endless(self.policy_dataloader())
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[KEY] = self.learner.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self._restored = checkpoint.get(KEY)  # there is no learner yet
+
+    def _two_optimizers(self) -> tuple[Any, Any]:
+        optimizers = self.optimizers()
+        if not isinstance(optimizers, list) or len(optimizers) != 2:
+            raise ValueError(
+                "configure_optimizers must return two optimizers: the task network's, and then one of "
+                "learner.policy_parameters()"
+            )
+        return optimizers[0], optimizers[1]
+
+    def _endless(self, loader: Any) -> Iterator[Batch]:
+        """From where an interrupted run had come to."""
+        start = self.learner.steps // self.learner.every % len(loader)
+        while True:
+            for batch in itertools.islice(loader, start, None):
+                yield self.trainer.strategy.batch_to_device(batch, self.device)
+            start = 0
+
+    def _schedule(self, interval: str) -> None:
+        """Step the learning rates' schedulers, which is left to the module where it optimizes by itself."""
+        for config in self.trainer.lr_scheduler_configs:
+            if config.interval == interval:
+                config.scheduler.step()
+
+
+class Transfer(Module):
+    """Makes the training step of a LightningModule one under a learned policy.
+
+        class Classifier(Transfer, LightningModule):
+            def __init__(self, policy):
+                super().__init__()
+                self.policy = policy
+                self.network = ma.network("shake-shake-26-2x96d", 10)
+
+            def forward(self, images): ...
+            def configure_optimizers(self): ...
+
+    Batches are uint8 images and labels; define `prepare` and `losses` for other than the usual ones.
+    """
+
+    policy: LearnedPolicy
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        images, labels = checked(batch)
+        images, weights = self.policy.augment(images)
+        loss = (weights * self.losses(self(self.prepare(images)), labels)).sum()
+        self.log("train_loss", loss.detach())
+        return loss * world_size()  # Lightning averages over the processes what is a sum over them
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """uint8 to what the network takes."""
+        return images / 255
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Float[Tensor, " n"]:
+        """One loss a sample."""
+        return F.cross_entropy(logits.float(), labels, reduction="none")
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        self.policy.to(self.device)
+
+
+def checked(batch: Batch) -> Batch:
+    images, labels = batch
+    if images.dtype != torch.uint8:
+        raise ValueError(
+            f"the images of a batch are {images.dtype}; augmentation needs uint8: leave the normalisation to the "
+            "module's or the learner's prepare"
+        )
+    return images, labels

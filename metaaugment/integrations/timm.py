@@ -1,0 +1,70 @@
+"""A learned policy in the place of timm's `mixup_fn`: a sample's weight is a scale on its target."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from metaaugment.distributed import world_size
+from metaaugment.integrations.normalization import NormalizedPolicy
+from metaaugment.transfer import LearnedPolicy
+
+
+class PolicyMixup:
+    """Augments a mini-batch by a learned policy, and weights its targets; called as `timm.data.Mixup` is.
+
+        mixup_fn = PolicyMixup(policy, **{key: data_config[key] for key in ("mean", "std")}, num_classes=1000)
+        images, targets = mixup_fn(images, labels)
+        loss = SoftTargetCrossEntropy()(model(images), targets)
+
+    Images are as timm's loader hands them over, normalised; they are turned back into their pixels for the policy.
+    Cross-entropy is linear in the target: targets are one-hot, smoothed as timm does it, times n·V, so that the mean of
+    `SoftTargetCrossEntropy` is Σ V_i L_i. This holds for no other loss of timm's; with several processes, whose
+    gradients are averaged, n is that of all of them.
+
+    timm's own script calls a `mixup_fn` under --no-prefetcher only, and then needs `SoftTargetCrossEntropy` for its
+    loss; a loop of one's own calls it on what `PrefetchLoader` yields. Random erasing, which comes before, must be off.
+
+    Args:
+        policy: the learned one.
+        mean, std: of the loader, as in its data config.
+        num_classes, label_smoothing: as of `timm.data.Mixup`.
+    """
+
+    def __init__(
+        self,
+        policy: LearnedPolicy,
+        mean: Sequence[float],
+        std: Sequence[float],
+        num_classes: int,
+        label_smoothing: float = 0.1,
+    ) -> None:
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing is {label_smoothing:g}; it is a share in [0, 1)")
+        self.policy = NormalizedPolicy(policy, mean, std)
+        self.num_classes = num_classes
+        self.label_smoothing = label_smoothing
+        self.mixup_enabled = True  # timm's script sets it to False from --mixup-off-epoch on
+
+    def __call__(
+        self, images: Float[Tensor, "n c h w"], labels: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, "n c h w"], Float[Tensor, "n classes"]]:
+        targets = one_hot(labels, self.num_classes, self.label_smoothing)
+        if not self.mixup_enabled:
+            return images, targets
+        images, weights = self.policy.augment(images)
+        return images, targets * (weights * len(images) * world_size())[:, None]
+
+
+def one_hot(labels: Int[Tensor, " n"], num_classes: int, smoothing: float) -> Float[Tensor, "n classes"]:
+    """`smoothing` of each target spread over all classes, its own among them."""
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise ValueError(
+            f"the labels are {labels.dtype} of shape {tuple(labels.shape)}; give class numbers [n], not mixed ones"
+        )
+    if labels.device.type == "cpu" and len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
+        raise ValueError(f"the labels are {labels.min()} to {labels.max()}; classes are 0 to {num_classes - 1}")
+    off = smoothing / num_classes
+    targets = torch.full((len(labels), num_classes), off, device=labels.device, dtype=torch.float32)
+    return targets.scatter_(1, labels.long()[:, None], 1 - smoothing + off)

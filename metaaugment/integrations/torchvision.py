@@ -1,0 +1,63 @@
+"""A learned policy as a transform for torchvision's pipelines, or for any other that calls one image after the other."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from metaaugment.transfer import LearnedPolicy
+
+MODES = ("L", "RGB")  # of Pillow's: grey, and three colors
+
+
+class PolicyTransform(nn.Module):
+    """Draws two functions by a policy's p and applies them: its half that looks at no image, for loader workers.
+
+        v2.Compose([v2.RandomHorizontalFlip(), PolicyTransform(policy), v2.ToImage(), v2.ToDtype(torch.float32, True)])
+
+    An image is Pillow's (grey or RGB), or a tensor [c, h, w] in uint8 or floating point in [0, 1], a `tv_tensors.Image`
+    too; what comes back is of the same kind, and bit for bit what `apply` gives. In a batch [n, c, h, w] each image has
+    its own draw. What else is handed in behind it, a label, comes back as it is. Draws are from torch's own generator,
+    which a loader seeds in its workers. torchvision itself is not needed.
+    """
+
+    def __init__(self, policy: LearnedPolicy) -> None:
+        super().__init__()
+        self.policy = policy.sampler_only().to("cpu")  # workers have no GPU, and what they get is small
+
+    def forward(self, image: Any, *others: Any) -> Any:
+        augmented = self._augment(image)
+        return (augmented, *others) if others else augmented
+
+    def extra_repr(self) -> str:
+        return f"space={self.policy.space.name}, fill={self.policy.source.fill}"
+
+    def _augment(self, image: Any) -> Any:
+        if isinstance(image, Image.Image):
+            return _to_pillow(self._augment_batch(_from_pillow(image)[None])[0])
+        if not isinstance(image, Tensor):
+            raise ValueError(f"the image is a {type(image).__name__}; give a Pillow image or a torch tensor")
+        plain = image.as_subclass(Tensor)
+        if plain.is_floating_point() and plain.numel() and not (plain.amin() >= 0 and plain.amax() <= 1):
+            raise ValueError(
+                f"the image holds values from {plain.amin():g} to {plain.amax():g}; floating point is in [0, 1] here: "
+                "put PolicyTransform ahead of Normalize"
+            )
+        augmented = self._augment_batch(plain) if plain.ndim == 4 else self._augment_batch(plain[None])[0]
+        return augmented.as_subclass(type(image))
+
+    def _augment_batch(self, images: Tensor) -> Tensor:
+        return self.policy.augment(images)[0]
+
+
+def _from_pillow(image: Image.Image) -> Tensor:
+    if image.mode not in MODES:
+        raise ValueError(f"the image has mode {image.mode!r}; convert it to one of {', '.join(MODES)}")
+    values = torch.from_numpy(np.array(image))
+    return values[None] if values.ndim == 2 else values.permute(2, 0, 1)
+
+
+def _to_pillow(image: Tensor) -> Image.Image:
+    return Image.fromarray(image[0].numpy() if len(image) == 1 else image.permute(1, 2, 0).contiguous().numpy())
