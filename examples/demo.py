@@ -90,7 +90,7 @@ def draw(folder: Path, run_of: Path) -> list[Path]:
     ]
 
 
-def main(out: Path = Path("demo"), seeds: int = 3, epochs: int = 600) -> None:
+def main(out: Path = Path("demo"), seeds: int = 3, epochs: int = 300) -> None:
     console = Console()
     started = time.monotonic()
     total = len(METHODS) * seeds

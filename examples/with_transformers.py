@@ -1,13 +1,15 @@
 """A network of Hugging Face trained under a learned policy by its Trainer.
 
     python examples/with_transformers.py
+
+The policy is learned first, for a moment, by the loop in with_torchvision.py.
 """
 
 import tempfile
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 from transformers import (  # type: ignore[import-not-found]
     ResNetConfig,
     ResNetForImageClassification,
@@ -17,7 +19,6 @@ from transformers import (  # type: ignore[import-not-found]
 )
 from with_torchvision import SIZE, digits, learn
 
-from metaaugment.data import Images
 from metaaugment.integrations.transformers import Transfer
 
 
@@ -25,11 +26,11 @@ class PolicyTrainer(Transfer, Trainer): ...
 
 
 class Processed(Dataset[dict[str, Any]]):
-    """Images as the image processor of a checkpoint gives them."""
+    """Images as an image processor gives them."""
 
-    def __init__(self, images: Images, processor: ViTImageProcessor) -> None:
-        self.pixels = processor(list(images.images), return_tensors="pt")["pixel_values"]
-        self.labels = images.labels
+    def __init__(self, data: TensorDataset, processor: ViTImageProcessor) -> None:
+        images, self.labels = data.tensors
+        self.pixels = processor(list(images), return_tensors="pt")["pixel_values"]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,16 +46,22 @@ def main() -> None:
     policy = learn(train, validation)
 
     processor = ViTImageProcessor(size={"height": SIZE, "width": SIZE})
-    config = ResNetConfig(
-        embedding_size=16, hidden_sizes=[32, 64], depths=[1, 1], layer_type="basic", num_labels=10
-    )
+    sizes: Any = {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1], "num_labels": 10}
+    model = ResNetForImageClassification(ResNetConfig(layer_type="basic", **sizes))
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, num_train_epochs=4, per_device_train_batch_size=64, learning_rate=1e-2, save_strategy="no",
-            report_to="none", disable_tqdm=True, dataloader_pin_memory=False,
-        )  # fmt: skip
+            folder,
+            num_train_epochs=4,
+            per_device_train_batch_size=64,
+            learning_rate=0.01,
+            label_smoothing_factor=0.1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
         trainer = PolicyTrainer(
-            ResNetForImageClassification(config),
+            model,
             arguments,
             policy=policy,
             processing_class=processor,
@@ -62,7 +69,8 @@ def main() -> None:
             compute_metrics=lambda found: {"accuracy": (found.predictions.argmax(1) == found.label_ids).mean()},
         )
         trainer.train()
-        print(f"test accuracy {trainer.evaluate(Processed(test, processor))['eval_accuracy']:.1%}")
+        measured = trainer.evaluate(Processed(test, processor))
+    print(f"test accuracy {measured['eval_accuracy']:.1%}")
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ class JointTraining(Module):
         loaders = self.trainer.val_dataloaders
         if not loaders:
             raise ValueError(
-                "the policy learns from validation batches, and the trainer has none; give fit() a validation loader, "
-                "or define policy_dataloader()"
+                "the policy learns from validation batches, and the trainer has none; give fit() a validation loader "
+                "and the module a validation_step, or define policy_dataloader()"
             )
         return loaders[0] if isinstance(loaders, list | tuple) else loaders
 
@@ -70,8 +70,8 @@ class JointTraining(Module):
             # Without Lightning's wrapper, which would divide by the loss scale of float16 and count one step more.
             policy.optimizer.step()
             policy.optimizer.zero_grad()
-        loss = learner.weighted_loss(seen)
-        self.manual_backward(loss * world_size())  # Lightning averages over the processes what is a sum over them
+        loss = learner.weighted_loss(seen) * world_size()  # a sum over the processes, which Lightning averages
+        self.manual_backward(loss)
         task.step()
         task.zero_grad()
         self._schedule("step")
@@ -85,11 +85,13 @@ class JointTraining(Module):
         if self._restored is not None:
             self.learner.load_state_dict(self._restored)
             self._restored = None
-        self._policy_batches = self._endless(self.policy_dataloader())
+        # An interrupted run goes on with the batch that it had come to.
+        self._policy_batches = self._endless(self.learner.steps // self.learner.every)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint[KEY] = self.learner.state_dict()
+        if hasattr(self, "learner"):  # there is none before the first fit()
+            checkpoint[KEY] = self.learner.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
@@ -104,9 +106,12 @@ class JointTraining(Module):
             )
         return optimizers[0], optimizers[1]
 
-    def _endless(self, loader: Any) -> Iterator[Batch]:
-        """From where an interrupted run had come to."""
-        start = self.learner.steps // self.learner.every % len(loader)
+    def _endless(self, done: int) -> Iterator[Batch]:
+        """The policy's batches, over and over, without the first `done`."""
+        loader: Any = self.policy_dataloader()
+        if len(loader) == 0:
+            raise ValueError("the policy learns from validation batches, and their loader is empty")
+        start = done % len(loader)
         while True:
             for batch in itertools.islice(loader, start, None):
                 yield self.trainer.strategy.batch_to_device(batch, self.device)
@@ -116,7 +121,7 @@ class JointTraining(Module):
         """Step the learning rates' schedulers, which is left to the module where it optimizes by itself."""
         for config in self.trainer.lr_scheduler_configs:
             if config.interval == interval:
-                config.scheduler.step()
+                config.scheduler.step()  # type: ignore[call-arg]
 
 
 class Transfer(Module):
@@ -139,9 +144,10 @@ class Transfer(Module):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = checked(batch)
         images, weights = self.policy.augment(images)
-        loss = (weights * self.losses(self(self.prepare(images)), labels)).sum()
+        losses = self.losses(self(self.prepare(images)), labels)
+        loss = (weights * losses).sum() * world_size()  # a sum over the processes, which Lightning averages
         self.log("train_loss", loss.detach())
-        return loss * world_size()  # Lightning averages over the processes what is a sum over them
+        return loss
 
     def prepare(self, images: Tensor) -> Tensor:
         """uint8 to what the network takes."""

@@ -1,4 +1,4 @@
-"""A learned policy as a transform for torchvision's pipelines, or for any other that calls one image after the other."""
+"""A learned policy as a transform for torchvision's pipelines, or any other that goes image by image."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from metaaugment.integrations.normalization import NormalizedPolicy
 from metaaugment.transfer import LearnedPolicy
 
 if TYPE_CHECKING:
-    from transformers import Trainer  # type: ignore[import-not-found]
+    from transformers.trainer import Trainer  # type: ignore[import-not-found]
 else:
     Trainer = object
 
@@ -74,6 +74,6 @@ class Transfer(Trainer):
         labels = inputs["labels"]
         if labels.ndim != 1 or labels.is_floating_point():
             raise ValueError(
-                f"the labels are {labels.dtype} of shape {tuple(labels.shape)}; for the policy they are class numbers [n]"
+                f"the labels are {labels.dtype} of shape {tuple(labels.shape)}; the policy takes class numbers [n]"
             )
         return labels
