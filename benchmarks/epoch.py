@@ -61,7 +61,10 @@ class Clock:
 def measure(name: str, what: str, place: run.Place, epochs: int, device: str) -> Figure:
     variant = replace(VARIANTS[what], captured=device == "cuda")
     method = "baseline" if variant.route is None else "metaaugment"
-    recipe = replace(RECIPES[name](), method=method, lagged=variant.lagged, every=variant.every, epochs=epochs)
+    recipe = RECIPES[name]()
+    recipe = replace(
+        recipe, method=method, lagged=variant.lagged, every=variant.every, epochs=epochs, policy_batch=recipe.batch
+    )
     experiment = run.prepare(recipe, place, Console(quiet=True))
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:

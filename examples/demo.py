@@ -53,12 +53,8 @@ def train_all(seeds: int, epochs: int, folder: Path) -> Iterator[tuple[str, int,
             yield done.result()
 
 
-def table(accuracies: dict[str, list[float]], seeds: int) -> Table:
-    shown = Table(
-        title=f"Test accuracy on digits, 10 training images a class, {seeds} seeds",
-        box=SIMPLE_HEAD,
-        title_justify="left",
-    )
+def table(accuracies: dict[str, list[float]]) -> Table:
+    shown = Table(box=SIMPLE_HEAD)
     for column in ("method", "mean", "deviation", "each seed"):
         shown.add_column(column, justify="left" if column == "method" else "right")
     for method in reversed(METHODS):
@@ -100,7 +96,8 @@ def main(out: Path = Path("demo"), seeds: int = 3, epochs: int = 300) -> None:
         for count, (method, seed, accuracy) in enumerate(train_all(seeds, epochs, out / "runs"), 1):
             accuracies[method][seed] = accuracy
             console.print(f"{count}/{total}  {method}, seed {seed}: {accuracy:.2%}", highlight=False)
-    console.print(table({name: [values[s] for s in range(seeds)] for name, values in accuracies.items()}, seeds))
+    console.print(f"Test accuracy on digits in percent, 10 training images a class, {seeds} seeds:", highlight=False)
+    console.print(table({name: [values[s] for s in range(seeds)] for name, values in accuracies.items()}))
     for picture in draw(out, out / "runs" / "metaaugment-seed0"):
         console.print(str(picture), highlight=False)
     console.print(f"done in {duration(time.monotonic() - started)}", highlight=False)

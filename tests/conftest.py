@@ -8,6 +8,9 @@ from jaxtyping import install_import_hook
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+# The networks here are small: two threads take longer than one, and many times so on a busy machine.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 # Parts behind the public boundary, which gives its own sentence for what a user gets wrong.
 CHECKED = ["ops.kernels", "ops.eager", "embedding"]

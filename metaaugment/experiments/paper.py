@@ -15,6 +15,7 @@ def digits() -> Recipe:
 
     Strengths are TrivialAugment's wide ones, many of which destroy a digit: there is something to learn.
     Run: metaaugment train digits.
+    Time: 82 s on 2 cores.
     """
     return Recipe(
         name="digits", dataset="digits", network="small-cnn", epochs=40, batch=50, lr=0.1, weight_decay=5e-4,
