@@ -1,6 +1,7 @@
 """A run is never lost: what is resumed ends bit for bit where an uninterrupted run ends."""
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -133,6 +134,16 @@ def test_a_signal_stops_a_run_where_it_can_go_on(
     train(out, resume=True)
     assert rows(out) == rows(uninterrupted)
     assert_same(final(out), final(uninterrupted))
+
+
+def test_who_stops_a_run_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "Lines", lambda console: Stop(5))
+    said = io.StringIO()
+    place = run.Place(out=tmp_path / "my run", data=tmp_path)
+    with pytest.raises(Interrupted):
+        run.train(small(), place, Console(file=said, soft_wrap=True))
+    command = f"metaaugment train digits --data {tmp_path} --resume '{tmp_path}/my run'"
+    assert said.getvalue().endswith(f"stopped after epoch 1, step 1; nothing is lost, go on with: {command}\n")
 
 
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment"])

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,6 +43,7 @@ class Reader:
             collate_fn=list,  # stacked below, when the unreadable ones are out
             num_workers=self.workers,
             prefetch_factor=4 if self.workers else None,
+            worker_init_fn=_obey_the_parent,
             generator=torch.Generator(),  # of its own: the network's draws must not depend on reading
         )
         for batch in loader:
@@ -112,6 +114,12 @@ def once(
     else:
         for part in places:
             yield split.images[part.start : part.stop].to(device), split.labels[part.start : part.stop].to(device)
+
+
+def _obey_the_parent(worker: int) -> None:
+    """Ctrl-C reaches all processes of a terminal: who trains decides when it ends; workers are ended by it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class _EvaluationViews:

@@ -1,6 +1,7 @@
 """A run: an experiment trained in a folder of its own, and looked at once on the test set."""
 
 import contextlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
@@ -47,9 +48,10 @@ def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
         try:
             training.run()
         except Interrupted:
+            data = ["--data", str(place.data)] if place.data is not None else []
+            command = shlex.join(["metaaugment", "train", recipe.name, *data, "--resume", str(out)])
             console.print(
-                f"stopped after epoch {training.epoch}, step {training.step}; nothing is lost, go on with: "
-                f"metaaugment train {recipe.name} --resume {out}",
+                f"stopped after epoch {training.epoch}, step {training.step}; nothing is lost, go on with: {command}",
                 highlight=False,
             )
             raise
