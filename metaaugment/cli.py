@@ -76,6 +76,20 @@ def bench_step(
     step.run(networks, batch, seconds, device, out)
 
 
+def bench_transfer(
+    batch: Annotated[int, arg(help="Images in a mini-batch.")] = 128,
+    seconds: Annotated[float, arg(help="Time for each kind of step.")] = 3.0,
+    device: Annotated[str | None, option("cpu or cuda.", "cuda where there is one", "NAME")] = None,
+    out: Annotated[Path | None, option("Also write the figures to FILE, as JSON.", metavar="FILE")] = None,
+) -> None:
+    """Time a training step under a learned policy, and under its distribution alone, beside a plain one."""
+    from metaaugment.bench import transfer
+
+    if batch < 2 or not 0 < seconds < 3600:
+        raise ValueError(f"--batch is {batch} and --seconds {seconds:g}; they must be at least 2, and 0 to 3600")
+    transfer.run(batch, seconds, device, out)
+
+
 def recipes() -> None:
     """List the recipes: every row of the paper's tables, and two for data of your own."""
     from rich.table import Table
@@ -228,6 +242,7 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     bench = tyro.extras.SubcommandApp()
     bench.command(name="ops")(bench_ops)
     bench.command(name="step")(bench_step)
+    bench.command(name="transfer")(bench_transfer)
     from metaaugment.experiments.paper import RECIPES
 
     train = tyro.extras.SubcommandApp()

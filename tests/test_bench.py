@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metaaugment.bench import ops, step
+from metaaugment.bench import ops, step, transfer
 
 
 def test_ops_compares_systems_on_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +31,10 @@ def test_step_compares_routes(tmp_path: Path) -> None:
 def test_unknown_network_is_named() -> None:
     with pytest.raises(ValueError, match="unknown network 'x'"):
         step.run(("x",), 4, 0.02, "cpu", None)
+
+
+def test_transfer_compares_with_a_plain_step(tmp_path: Path) -> None:
+    transfer.run(4, 0.02, "cpu", tmp_path / "figures.json")
+    figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
+    assert [figure["step"] for figure in figures] == ["plain", "under the policy", "under p alone"]
+    assert figures[0]["over_plain"] == 1

@@ -24,6 +24,8 @@ from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Log, Row
 from metaaugment.training.trainer import Trainer
 
+from trees import write_folder
+
 QUIET = Console(quiet=True)
 TIMES = ("seconds", "images_per_second")
 # Three epochs of four steps, with a policy update on every second one.
@@ -170,6 +172,27 @@ def test_three_phases_are_one_resumable_run(after: int, tmp_path: Path, monkeypa
         with pytest.raises(Interrupted):
             train(tmp_path / "run", **PHASES)
     train(tmp_path / "run", resume=True, **PHASES)
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("after", [3, 7, 11])
+def test_three_phases_on_image_files(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped within each phase: what files are read, and how they are cropped, goes on where it was."""
+    root = write_folder(tmp_path / "images", {"cat": 24, "dog": 24}, side=24)
+    phases = {**PHASES, "network": "small-cnn", "size": 16, "batch": 8}  # four steps an epoch
+
+    def files(out: Path, resume: bool = False) -> None:
+        recipe = replace(RECIPES["folder"](), **phases)
+        place = run.Place(data=root, resume=out, workers=0) if resume else run.Place(data=root, out=out, workers=0)
+        run.train(recipe, place, QUIET)
+
+    files(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "Lines", lambda console: Stop(after))
+        with pytest.raises(Interrupted):
+            files(tmp_path / "run")
+    files(tmp_path / "run", resume=True)
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
     assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
 

@@ -1,0 +1,120 @@
+"""`metaaugment bench transfer`: a step under a learned policy over a plain step, in one run."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from metaaugment.bench import step
+from metaaugment.bench.record import timed, write
+from metaaugment.capture import CapturedStep
+from metaaugment.features import feature_dim
+from metaaugment.learner import Learner
+from metaaugment.networks import network
+from metaaugment.ops import find_space
+from metaaugment.policy import PolicyNetwork
+from metaaugment.training.machine import choose_device
+from metaaugment.transfer import LearnedPolicy, Source
+
+# The task network, and the network that the policy sees through: ours, and the paper's direction.
+PAIRS = {"cuda": (("wrn-28-10", "wrn-40-2"), ("wrn-40-2", "wrn-28-10")), "cpu": (("small-cnn", "small-cnn"),)}
+
+
+@dataclass(frozen=True)
+class Figure:
+    network: str
+    eyes: str
+    step: str
+    milliseconds: float
+    over_plain: float
+
+
+def run(batch: int, seconds: float, device: str | None, out: Path | None) -> None:
+    device = choose_device(device)
+    console, figures = Console(), []
+    for name, eyes in PAIRS[device]:
+        with console.status(f"{name} under a policy that sees through {eyes}, batch {batch}, on {device}"):
+            measured = measure(name, eyes, batch, seconds, device)
+        console.print(report(measured, batch, device))
+        figures += measured
+    write(out, device, figures, batch=batch)
+
+
+def measure(name: str, eyes: str, batch: int, seconds: float, device: str) -> list[Figure]:
+    """Plain, under the whole policy, and under its p alone, in turns. Policy and eyes must be the same afterwards."""
+    policy = untrained(eyes).to(device)
+    before = [value.clone() for value in _tensors(policy)]
+    captured = device == "cuda"
+    steps = {
+        "plain": step.build(step.Variant("plain", captured=captured), name, batch, device),
+        "under the policy": build(policy, name, batch, device),
+        "under p alone": build(policy.sampler_only().to(device), name, batch, device),
+    }
+    for one in steps.values():
+        for _ in range(8):  # warm up, capture
+            one()
+    calls = {what: max(1, round(seconds / step.ROUNDS / timed(one, 1, device))) for what, one in steps.items()}
+    rounds = [
+        {what: timed(one, calls[what], device) / calls[what] for what, one in steps.items()} for _ in range(step.ROUNDS)
+    ]
+    median = {what: statistics.median(one[what] for one in rounds) for what in steps}
+    assert all(torch.equal(one, other) for one, other in zip(before, _tensors(policy), strict=True))
+    return [Figure(name, eyes, what, 1000 * value, value / median["plain"]) for what, value in median.items()]
+
+
+def untrained(eyes: str) -> LearnedPolicy:
+    """A policy that costs what a learned one costs."""
+    torch.manual_seed(0)
+    net = network(eyes, step.CLASSES)
+    source = Source(
+        eyes, step.CLASSES, 3, find_space("metaaugment"), (0.5,) * 3, (0.25,) * 3, fill=(128,) * 3, size=(32, 32)
+    )
+    return LearnedPolicy(
+        torch.full((14, 14), 1 / 196, dtype=torch.float64), source, PolicyNetwork(feature_dim(net)), net
+    )
+
+
+def build(policy: LearnedPolicy, name: str, batch: int, device: str) -> Callable[[], object]:
+    torch.manual_seed(0)
+    layout = torch.channels_last if device == "cuda" else torch.contiguous_format
+    net: nn.Module = network(name, step.CLASSES).to(device, memory_format=layout)  # type: ignore[call-overload]
+    optimizer = step.sgd(net.parameters(), 0.1, device)
+    sampler, judge, eyes = policy.parts((0.0,) * 3, (1.0,) * 3)
+    learner = Learner(
+        net, sampler, judge, extractor=eyes, space=policy.space, fill=policy.source.fill,
+        prepare=lambda images: (images.float() / 255).to(memory_format=layout),
+    )  # fmt: skip
+    half = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
+    batches = step.data(batch, device)
+    captured = CapturedStep(learner, optimizer) if device == "cuda" else None
+
+    def transferred() -> None:
+        with half:
+            if captured is not None:
+                captured(*next(batches))
+            else:
+                learner.step(*next(batches), optimizer)
+
+    return transferred
+
+
+def _tensors(policy: LearnedPolicy) -> list[torch.Tensor]:
+    modules = [module for module in (policy.judge, policy.eyes) if module is not None]
+    return [policy.probabilities, *(value for module in modules for value in module.state_dict().values())]
+
+
+def report(figures: list[Figure], batch: int, device: str) -> Table:
+    one = figures[0]
+    title = f"{one.network} under a policy with {one.eyes}, batch {batch}, on {device}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for column in ("step", "ms", "× plain"):
+        table.add_column(column, justify="left" if column == "step" else "right", no_wrap=True)
+    for figure in figures:
+        table.add_row(figure.step, f"{figure.milliseconds:.2f}", f"{figure.over_plain:.2f}")
+    return table
