@@ -105,6 +105,14 @@ def recipes() -> None:
     Console().print(table)
 
 
+class Patient(Console):
+    """Goes on without output when whoever reads it has seen enough, instead of ending the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def export(
     run: Annotated[Path, Positional, arg(help="Folder of a run.", metavar="RUN")],
     file: Annotated[Path, Positional, arg(help="Where the policy goes.", metavar="FILE")],
@@ -148,6 +156,8 @@ def show(
         raise ValueError(f"--copies is {copies}; it must be 1 to 50")
     if not out.suffix or out.is_dir():
         raise ValueError(f"--out {out} is no name for a picture; give it an ending such as .png")
+    if out.exists():
+        raise ValueError(f"--out {out} exists already; choose another name, or remove it")
     policy = LearnedPolicy.load(file)
     names = tuple(str(image.absolute()) for image in images)
     files = ImageFiles(Path("/"), names, torch.zeros(len(names), dtype=torch.long), policy.source.size[0])
@@ -231,7 +241,7 @@ def trainer_of(name: str) -> Callable[..., None]:
     ) -> None:
         from metaaugment.experiments import run
 
-        run.train(recipe, place, Console(soft_wrap=True))
+        run.train(recipe, place, Patient(soft_wrap=True))
 
     train.__doc__ = RECIPES[name].__doc__
     train.__defaults__ = (RECIPES[name](), Place())
@@ -265,6 +275,8 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
 def main(args: Sequence[str] | None = None) -> None:
     """Exit status 0 for success, 2 for a user's mistake (one sentence), 1 for a fault of ours."""
     args = list(sys.argv[1:] if args is None else args)
+    if args[:1] == ["transfer"] and "--policy" in args:
+        fail("transfer names its policy file first; leave --policy away")
     if args[:1] == ["transfer"] and len(args) > 2:
         args = ["train", args[2], "--policy", args[1], *args[3:]]
     try:

@@ -557,7 +557,7 @@ def test_layers_that_were_frozen_stay_so() -> None:
 
 
 def test_there_must_be_an_image() -> None:
-    with pytest.raises(ValueError, match="no image to evaluate on"):
+    with pytest.raises(ValueError, match="nothing to evaluate on"):
         evaluate(trained(), [], unit)
 
 

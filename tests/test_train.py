@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +114,10 @@ def test_a_corrupt_image_is_named_or_skipped_and_counted(tmp_path: Path, capsys:
         file.write_bytes(file.read_bytes()[:100])
     sentence = refused(capsys, "train", "folder", "--data", root, *FOLDER, "--out", tmp_path / "error")
     assert any(str(file) in sentence for file in broken)
-    assert "--corrupt skip" in sentence
+    command = sentence.split("with: metaaugment ")[1].split()
+    assert command[-2:] == ["--resume", str(tmp_path / "error")]
+    assert program(*command) == 0, "what it advises works"
+    capsys.readouterr()
     assert program("train", "folder", "--data", root, *FOLDER, "--corrupt", "skip", "--out", tmp_path / "run") == 0
     assert "2 image files could not be read and were skipped" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "result.json").read_text())["unreadable_files"] == 2
@@ -206,6 +211,7 @@ def test_show_draws_copies(policy: Path, tmp_path: Path) -> None:
     assert program("show", policy, *images, "--copies", "3", "--out", tmp_path / "grid.png") == 0
     with Image.open(tmp_path / "grid.png") as picture:
         assert picture.width > picture.height > 100
+    assert program("show", policy, *images, "--out", images[0]) == 2, "nothing is overwritten"
 
 
 def test_what_has_learned_nothing_is_not_exported(tmp_path: Path, capsys: Captured) -> None:
@@ -223,6 +229,12 @@ def test_files_that_are_no_policies(policy: Path, tmp_path: Path, capsys: Captur
     assert "exists already" in refused(capsys, "export", policy.parent / "run", policy)
     assert "cannot be read as an image" in refused(capsys, "show", policy, policy)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_closed_pipe_does_not_end_a_run(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m metaaugment train digits {' '.join(QUICK)} --out {tmp_path / 'run'} | true"
+    subprocess.run(command, shell=True, check=True)
+    assert (tmp_path / "run" / "result.json").exists()
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
@@ -243,6 +255,8 @@ def test_files_that_are_no_policies(policy: Path, tmp_path: Path, capsys: Captur
         (["--resume", "no-such-run"], "no-such-run is no run"),
         (["--pretrained", "no-such-file"], "no-such-file: No such file or directory"),
         (["--dataset", "cifar"], "--dataset is 'cifar' (did you mean cifar10?)"),
+        (["--workers", "-1"], "--workers is -1; it must be 0 to 128"),
+        (["--policy", "x", "--method", "baseline"], "--policy is x, which --method baseline does not use"),
         (["--seed", "-1"], "--seed is -1; it must be 0 or more"),
         (["--split-seed", "-1"], "seed is -1"),
         (["--epsilon", "2"], "--epsilon is 2.0; it must be a share in [0, 1]"),
@@ -330,7 +344,7 @@ def test_pretrained_weights_that_do_not_fit(file: str, tmp_path: Path, capsys: C
 
 
 def test_tensorboard_is_optional(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    assert "pip install tensorboard" in refused(
-        capsys, "train", "digits", *QUICK, "--tensorboard", "--out", tmp_path / "r"
-    )
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    sentence = refused(capsys, "train", "digits", *QUICK, "--tensorboard", "--out", tmp_path / "run")
+    assert "pip install tensorboard" in sentence
+    assert not (tmp_path / "run").exists()

@@ -21,7 +21,7 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.training import checkpoint
 from metaaugment.training.interruption import Interrupted, Interruption
-from metaaugment.training.log import Log, Row
+from metaaugment.training.log import Row
 from metaaugment.training.trainer import Trainer
 
 from trees import write_folder
@@ -41,14 +41,18 @@ def train(out: Path, resume: bool = False, **values: Any) -> dict[str, Any]:
     return run.train(small(**values), place, QUIET)
 
 
+def read_log(out: Path) -> list[Row]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
 def rows(out: Path) -> list[Row]:
     """The log without its clock."""
-    return [{key: row[key] for key in row if key not in TIMES} for row in Log(out / "log.jsonl").rows()]
+    return [{key: row[key] for key in row if key not in TIMES} for row in read_log(out)]
 
 
 def final(out: Path) -> dict[str, Any]:
     state = sealed.load(out / checkpoint.LAST, "checkpoint")
-    return {key: value for key, value in state.items() if key not in ("seconds", "identity")}
+    return {key: value for key, value in state.items() if key not in ("seconds", "identity", "log")}
 
 
 def assert_same(one: Any, other: Any, path: str = "") -> None:
@@ -93,7 +97,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_folder_of_a_run(uninterrupted: Path) -> None:
     assert Recipe.from_json(json.loads((uninterrupted / "recipe.json").read_text())) == small()
-    log = Log(uninterrupted / "log.jsonl").rows()
+    log = read_log(uninterrupted)
     assert [row["epoch"] for row in log] == [1, 2, 3]
     wanted = {"epoch", "train_loss", "val_loss", "val_accuracy", "alpha", "lr", "seconds", "images_per_second"}
     assert all(wanted <= row.keys() for row in log)
@@ -347,6 +351,37 @@ def test_without_another_checkpoint_the_message_says_so(stopped: Path) -> None:
         train(stopped, resume=True)
 
 
+def test_a_missing_checkpoint_is_not_overlooked(stopped: Path) -> None:
+    (stopped / checkpoint.LAST).unlink()
+    with pytest.raises(ValueError, match=r"is missing; the checkpoint before it is intact"):
+        train(stopped, resume=True)
+    assert (stopped / checkpoint.BEFORE).exists()
+
+
+@pytest.mark.parametrize("damage", ["", "garbage", '{"a": 1}\n', "[]\n"])
+def test_the_log_is_made_again_from_the_checkpoint(damage: str, stopped: Path, uninterrupted: Path) -> None:
+    (stopped / "log.jsonl").write_text(damage)
+    assert train(stopped, resume=True)["epochs"] == 3
+    assert rows(stopped) == rows(uninterrupted)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "null", "{", '{"epochs": "two"}', '{"network": [1]}', '{"policy": 3}', '{"lr": null}', '{"x": 1}']
+)
+def test_a_damaged_recipe_is_named(content: str, stopped: Path) -> None:
+    file = stopped / "recipe.json"
+    values = json.loads(file.read_text())
+    broken = {**values, **json.loads(content)} if content.startswith('{"') else None
+    file.write_text(json.dumps(broken) if broken else content)
+    with pytest.raises(ValueError, match=r"recipe.json is damaged: "):
+        train(stopped, resume=True)
+
+
+def test_another_precision_is_refused(stopped: Path) -> None:
+    with pytest.raises(ValueError, match="its precision is 'float32', not 'bf16'"):
+        run.train(small(), run.Place(resume=stopped, precision="bf16"), QUIET)
+
+
 def test_a_run_without_a_checkpoint_starts_over(uninterrupted: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()
@@ -408,7 +443,7 @@ def test_resuming_on_other_data_is_refused(stopped: Path, monkeypatch: pytest.Mo
         return data
 
     monkeypatch.setattr(experiment, "dataset", other)
-    with pytest.raises(ValueError, match="is of another run: its data is"):
+    with pytest.raises(ValueError, match="is of a run on other data: images were added, removed or changed"):
         train(stopped, resume=True)
 
 

@@ -122,6 +122,7 @@ class Experiment:
 def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
     """Data, network and generator of a recipe; nothing is written yet."""
     recipe.check()
+    place.check()
     device = torch.device(choose_device(place.device))
     if recipe.policy is not None:
         LearnedPolicy.load(recipe.policy)  # refuses what is none before anything is read or written

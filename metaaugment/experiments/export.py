@@ -1,5 +1,6 @@
 """What a run has learned, as a policy to be used elsewhere."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ def learned_policy(folder: Path) -> LearnedPolicy:
     """The policy of a run's last checkpoint, with the task network as its eyes."""
     if not (folder / run_folder.RECIPE).exists():
         raise ValueError(f"{folder} is no run: it has no {run_folder.RECIPE}; name the folder that train wrote to")
-    recipe = Recipe.from_json(run_folder.read_json(folder / run_folder.RECIPE))
-    if recipe.method != "metaaugment" or recipe.policy is not None:
-        under = f"under {recipe.policy}" if recipe.policy is not None else f"by {recipe.method}"
-        raise ValueError(f"{folder} was trained {under} and has learned no policy; name a joint run of metaaugment")
     state = checkpoint.load(folder)
     if state is None:
         raise ValueError(f"{folder} has no checkpoint yet; wait for its first epoch, or go on with --resume {folder}")
-    about = state["identity"]
+    about = state["identity"]  # under the checkpoint's seal, unlike recipe.json
+    recipe = Recipe.from_json({field.name: about[field.name] for field in fields(Recipe)})
+    if recipe.method != "metaaugment" or recipe.policy is not None:
+        under = f"under {recipe.policy}" if recipe.policy is not None else f"by {recipe.method}"
+        raise ValueError(f"{folder} was trained {under} and has learned no policy; name a joint run of metaaugment")
     net = network(recipe.network, about["num_classes"], about["channels"])
     # In the last phase of three the policy sees through the network as it was before.
     net.load_state_dict(state["learner"].get("extractor", state["network"]))

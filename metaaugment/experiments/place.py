@@ -1,8 +1,12 @@
 """Where a run happens."""
 
+import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+MAX_WORKERS = 128
 
 
 @dataclass(frozen=True)
@@ -21,9 +25,24 @@ class Place:
     """Of passes through the networks; bf16 on GPUs, float32 elsewhere if not given."""
     capture: bool = True
     """Whether steps on a GPU are replayed as CUDA graphs."""
-    workers: int = 4
-    """Processes that read image files."""
+    workers: int | None = None
+    """Processes that read image files; one a core, and at most four, if not given."""
     corrupt: Literal["error", "skip"] = "error"
     """What happens to image files that cannot be read; those skipped are counted."""
     tensorboard: bool = False
     """Also write the log for TensorBoard, into the folder of the run."""
+
+    def check(self) -> None:
+        if self.workers is not None and not 0 <= self.workers <= MAX_WORKERS:
+            raise ValueError(f"--workers is {self.workers}; it must be 0 to {MAX_WORKERS}")
+
+    @property
+    def readers(self) -> int:
+        return min(4, os.cpu_count() or 1) if self.workers is None else self.workers
+
+    def command(self, recipe: str, out: Path, **changed: str) -> str:
+        """What goes on with a run in `out` as it was going on here."""
+        names = ("data", "device", "precision", "workers", "corrupt")
+        values = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Place(), name)}
+        flags = [word for name, value in {**values, **changed}.items() for word in (f"--{name}", str(value))]
+        return shlex.join(["metaaugment", "train", recipe, *flags, "--resume", str(out)])

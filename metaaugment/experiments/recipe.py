@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
 
@@ -127,6 +127,8 @@ class Recipe:
         self._refuse("epsilon", 0 <= self.epsilon <= 1, "a share in [0, 1]")
         self._refuse("nesterov", not self.nesterov or self.momentum > 0, "with --momentum above 0 only")
         self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than the {self.epochs} epochs")
+        if self.policy is not None and self.method != "metaaugment":
+            raise ValueError(f"--policy is {self.policy}, which --method {self.method} does not use; leave one away")
         if self.method == "metaaugment":
             learning = self.epochs - self.random_epochs - self.frozen_epochs
             enough = learning > 0 or not (self.random_epochs or self.frozen_epochs)
@@ -151,8 +153,23 @@ class Recipe:
             raise ValueError(f"unknown recipe field {unknown[0]!r}; the fields are {', '.join(sorted(known))}")
         if missing := [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]:
             raise ValueError(f"the recipe field {missing[0]!r} is missing")
+        for field in fields(cls):
+            if field.name in values and not _fits(values[field.name], field.type):
+                raise ValueError(f"the recipe field {field.name!r} is {values[field.name]!r}, which it cannot be")
         paths = {key: Path(values[key]) for key in ("policy", "pretrained") if values.get(key) is not None}
         return cls(**{**values, **paths})
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a JSON value can be a field of this type."""
+    if get_origin(kind) is Annotated:
+        return _fits(value, get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_args(kind):
+        return any(_fits(value, one) for one in get_args(kind))
+    json = {Path: str, float: (int, float)}.get(kind, kind)
+    return isinstance(value, json) and (kind is bool or not isinstance(value, bool))
 
 
 def one_of(value: str, allowed: Iterable[str], flag: str) -> None:

@@ -1,7 +1,6 @@
 """A run: an experiment trained in a folder of its own, and looked at once on the test set."""
 
 import contextlib
-import shlex
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
@@ -12,7 +11,7 @@ import torch
 from rich.console import Console
 from torch.optim import SGD
 
-from metaaugment.data import DataSet, ImageFiles
+from metaaugment.data import CorruptImage, DataSet, ImageFiles
 from metaaugment.data.batches import Batches, Reader, derived_seed, on_device, once
 from metaaugment.experiments.experiment import ORDER, VALIDATION_ORDER, Experiment, clipped, prepare
 from metaaugment.experiments.paper import RECIPES
@@ -41,23 +40,30 @@ def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
             console.print(f"{out} is finished already.", highlight=False)
             return run_folder.read_json(out / run_folder.RESULT)
         run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())
-        reader = Reader(place.workers, place.corrupt == "skip")
+        reader = Reader(place.readers, place.corrupt == "skip")
         training = trainer(experiment, place, out, reader, watchers)
         began = training.resume() if resumed else False
         introduce(experiment, training, out, began, console)
         try:
             training.run()
+            test = once(on_device(experiment.data.test, experiment.device), experiment.device, reader)
+            with training.precision():
+                score = evaluate(experiment.network, test, experiment.prepare())
         except Interrupted:
-            data = ["--data", str(place.data)] if place.data is not None else []
-            command = shlex.join(["metaaugment", "train", recipe.name, *data, "--resume", str(out)])
             console.print(
-                f"stopped after epoch {training.epoch}, step {training.step}; nothing is lost, go on with: {command}",
+                f"stopped after epoch {training.epoch}, step {training.step}; nothing is lost, go on with: "
+                f"{place.command(recipe.name, out)}",
                 highlight=False,
             )
             raise
-        test = once(on_device(experiment.data.test, experiment.device), experiment.device, reader)
-        with training.precision():
-            score = evaluate(experiment.network, test, experiment.prepare())
+        except CorruptImage as error:
+            # Its own advice, to remove the file, would make the data others than those that the run began with.
+            why = str(error).split("; remove it")[0]
+            if place.corrupt == "skip":
+                raise
+            raise ValueError(
+                f"{why}; leave it out, and go on, with: {place.command(recipe.name, out, corrupt='skip')}"
+            ) from None
         result = _result(experiment, training, score, reader)
         run_folder.write_json(out / run_folder.RESULT, result)
     conclude(result, out, console)
@@ -79,11 +85,25 @@ def trainer(experiment: Experiment, place: Place, out: Path, reader: Reader, wat
     )  # fmt: skip
     optimizer = clipped(optimizer, recipe.clip)
     rate = cosine(recipe.lr, recipe.epochs * batches.steps, recipe.warmup_epochs * batches.steps, recipe.warmup_lr)
-    identity = {**recipe.to_json(), "device": device.type, "data": data.fingerprint(), **_about(data)}
+    identity = {
+        **recipe.to_json(),
+        "device": device.type,
+        "precision": "bf16" if half else "float32",
+        "data": data.fingerprint(),
+        **_about(data),
+    }
     return Trainer(
         experiment.network, optimizer, experiment.phases(), batches, validation, rate, out, identity, precision,
         captured=place.capture and device.type == "cuda", watchers=watchers,
     )  # fmt: skip
+
+
+def read_recipe(file: Path) -> Recipe:
+    values = run_folder.read_json(file)
+    try:
+        return Recipe.from_json(values)
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}; begin another run with --out") from None
 
 
 def _about(data: DataSet) -> dict[str, Any]:
@@ -110,7 +130,7 @@ def _recorded(recipe: Recipe, place: Place) -> tuple[Recipe, bool]:
         raise ValueError(
             f"{place.resume} is no run: it has no {run_folder.RECIPE}; begin one with --out {place.resume}"
         )
-    recorded = Recipe.from_json(run_folder.read_json(file))
+    recorded = read_recipe(file)
     if recorded.name != recipe.name:
         raise ValueError(f"{place.resume} is a run of {recorded.name}, not of {recipe.name}; name that recipe")
     default = RECIPES[recipe.name]()
@@ -149,7 +169,7 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
 
 
 def _result(experiment: Experiment, trainer: Trainer, score: Score, reader: Reader) -> dict[str, Any]:
-    rows, recipe = trainer.log.rows(), experiment.recipe
+    rows, recipe = trainer.log.rows, experiment.recipe
     seconds = sum(row["seconds"] for row in rows)
     cuda = experiment.device.type == "cuda"
     return {
@@ -160,7 +180,8 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, reader: Read
         "test_top5": score.top5,
         "test_loss": score.loss,
         "val_accuracy": rows[-1]["val_accuracy"],
-        "epochs": len(rows),
+        "epochs": trainer.epoch,
+        "precision": trainer.identity["precision"],
         "seconds": seconds,
         "images_per_second": sum(row["images_per_second"] * row["seconds"] for row in rows) / seconds,
         "peak_memory_mib": torch.cuda.max_memory_allocated(experiment.device) / 2**20 if cuda else None,

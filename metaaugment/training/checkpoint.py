@@ -61,6 +61,8 @@ def load(folder: Path) -> dict[str, Any] | None:
     """The last checkpoint of a run; None where it has not come to one yet."""
     last = folder / LAST
     if not last.exists():
+        if (folder / BEFORE).exists():
+            raise sealed.Damaged(last, "is missing", _way_out(folder))
         return None
     try:
         return sealed.load(last, "checkpoint")

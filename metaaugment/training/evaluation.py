@@ -36,5 +36,5 @@ def evaluate(
         for module, training in modes.items():  # one by one: some may have been frozen in evaluation mode
             module.training = training
     if sums is None:
-        raise ValueError("there is no image to evaluate on")
+        raise ValueError("no image of a split can be read, so that there is nothing to evaluate on; mend the files")
     return Score(*(sums / count).tolist())

@@ -16,6 +16,8 @@ BEGINNINGS = (LOCK, f".{RECIPE}.part")  # what is there before the recipe is
 def new(folder: Path) -> None:
     """Make the folder of a new run; an existing one is another run's, unless that one died before it began."""
     if folder.exists() and (not folder.is_dir() or any(file.name not in BEGINNINGS for file in folder.iterdir())):
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is a file; choose a folder for the run with --out")
         raise ValueError(
             f"{folder} exists already; continue its run with --resume {folder}, or choose another folder with --out"
         )
@@ -39,6 +41,9 @@ def write_json(file: Path, value: Mapping[str, Any]) -> None:
 
 def read_json(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text())
+        value = json.loads(file.read_text())
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON file ({error}); it belongs to no run that can be continued") from None
+        raise ValueError(f"{file} is damaged: it is no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} is damaged: it holds a {type(value).__name__}, not an object")
+    return value

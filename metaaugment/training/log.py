@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,24 @@ Row = dict[str, Any]
 
 
 class Log:
-    """Appends rows to a file; what a killed run left of an unfinished epoch is cut off by `keep`."""
+    """Rows, and a file that has them for others to read; the run itself has them from its checkpoint."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self.rows: list[Row] = []
 
     def append(self, row: Row) -> None:
-        with self.file.open("a") as content:
-            content.write(json.dumps(row) + "\n")
-            content.flush()
-            os.fsync(content.fileno())
+        self.rows.append(row)
+        try:
+            with self.file.open("a") as content:
+                content.write(json.dumps(row) + "\n")
+                content.flush()
+                os.fsync(content.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.file)) from None
 
-    def rows(self) -> list[Row]:
-        """All whole lines."""
-        if not self.file.exists():
-            return []
-        return [json.loads(line) for line in self.file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-    def keep(self, epochs: int) -> None:
-        """Keep the rows of the first epochs only."""
-        rows = [row for row in self.rows() if row["epoch"] <= epochs]
+    def restore(self, rows: Sequence[Row]) -> None:
+        """Have exactly these rows; what a killed run left of an unfinished epoch goes."""
+        self.rows = list(rows)
         text = "".join(json.dumps(row) + "\n" for row in rows)
         write_atomically(self.file, lambda part: part.write_text(text))

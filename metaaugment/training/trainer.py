@@ -200,7 +200,7 @@ class Trainer:
         if state is not None:
             check_identity(self.folder / checkpoint.LAST, state["identity"], self.identity)
             self.load_state_dict(state)
-        self.log.keep(self.epoch)
+        self.log.restore([] if state is None else state["log"])
         return state is not None
 
     def state_dict(self) -> dict[str, Any]:
@@ -215,6 +215,7 @@ class Trainer:
             "step": self.step,
             "seconds": self.seconds,
             "identity": self.identity,
+            "log": self.log.rows,
             "sums": self.sums,
             "network": self.network.state_dict(),
             "learner": self.learner.state_dict(),
@@ -248,6 +249,11 @@ class Trainer:
 def check_identity(file: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to continue what was begun under other settings or on other data."""
     for key in sorted(found.keys() | wanted.keys()):
+        if key == "data" and found.get(key) != wanted.get(key):
+            raise ValueError(
+                f"{file} is of a run on other data: images were added, removed or changed since; "
+                "put them back, or begin another run with --out"
+            )
         if found.get(key) != wanted.get(key):
             raise ValueError(
                 f"{file} is of another run: its {key} is {found.get(key)!r}, not {wanted.get(key)!r}; "
