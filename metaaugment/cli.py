@@ -20,6 +20,17 @@ def option(help: str, default: str | None = None, metavar: str | None = None) ->
     return arg(help=help, metavar=metavar, help_behavior_hint=f"(default: {default})" if default else "")
 
 
+# What the benches share.
+Seconds = Annotated[float, arg(help="Time for each kind of step.")]
+Device = Annotated[str | None, option("cpu or cuda.", "cuda where there is one", "NAME")]
+Figures = Annotated[Path | None, option("Also write the figures to FILE, as JSON.", metavar="FILE")]
+
+
+def check_bench(batch: int, seconds: float) -> None:
+    if batch < 2 or not 0 < seconds < 3600:
+        raise ValueError(f"--batch is {batch} and --seconds {seconds:g}; they must be at least 2, and 0 to 3600")
+
+
 def ops(
     space: Annotated[str | None, option("Whose meaning of a magnitude.", "metaaugment", "NAME")] = None,
     size: Annotated[int, arg(help="Side of the image in pixels, which translations are relative to.")] = 32,
@@ -50,8 +61,8 @@ def ops(
 
 def bench_ops(
     seconds: Annotated[float, arg(help="Time for each system and size.")] = 2.0,
-    device: Annotated[str | None, option("cpu or cuda.", "cuda where there is one", "NAME")] = None,
-    out: Annotated[Path | None, option("Also write the figures to FILE, as JSON.", metavar="FILE")] = None,
+    device: Device = None,
+    out: Figures = None,
 ) -> None:
     """Time two functions an image, ours beside Pillow, torchvision, timm and kornia, all in one run."""
     from metaaugment.bench import ops
@@ -64,29 +75,27 @@ def bench_ops(
 def bench_step(
     networks: Annotated[tuple[str, ...], arg(help="Names of task networks.", metavar="NAMES")] = (),
     batch: Annotated[int, arg(help="Images in a mini-batch, and in a validation batch.")] = 128,
-    seconds: Annotated[float, arg(help="Time for each kind of step.")] = 3.0,
-    device: Annotated[str | None, option("cpu or cuda.", "cuda where there is one", "NAME")] = None,
-    out: Annotated[Path | None, option("Also write the figures to FILE, as JSON.", metavar="FILE")] = None,
+    seconds: Seconds = 3.0,
+    device: Device = None,
+    out: Figures = None,
 ) -> None:
     """Time a plain training step and joint steps by each route, all in one run."""
     from metaaugment.bench import step
 
-    if batch < 2 or not 0 < seconds < 3600:
-        raise ValueError(f"--batch is {batch} and --seconds {seconds:g}; they must be at least 2, and 0 to 3600")
+    check_bench(batch, seconds)
     step.run(networks, batch, seconds, device, out)
 
 
 def bench_transfer(
     batch: Annotated[int, arg(help="Images in a mini-batch.")] = 128,
-    seconds: Annotated[float, arg(help="Time for each kind of step.")] = 3.0,
-    device: Annotated[str | None, option("cpu or cuda.", "cuda where there is one", "NAME")] = None,
-    out: Annotated[Path | None, option("Also write the figures to FILE, as JSON.", metavar="FILE")] = None,
+    seconds: Seconds = 3.0,
+    device: Device = None,
+    out: Figures = None,
 ) -> None:
     """Time a training step under a learned policy, and under its distribution alone, beside a plain one."""
     from metaaugment.bench import transfer
 
-    if batch < 2 or not 0 < seconds < 3600:
-        raise ValueError(f"--batch is {batch} and --seconds {seconds:g}; they must be at least 2, and 0 to 3600")
+    check_bench(batch, seconds)
     transfer.run(batch, seconds, device, out)
 
 

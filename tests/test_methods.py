@@ -39,15 +39,6 @@ CPU = torch.device("cpu")
 CLASSES, SIDE, FILL = 7, 10, (20, 90, 160)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """On images this small several would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def images(n: int) -> Images:
     return Images(torch.randint(0, 256, (n, 3, SIDE, SIDE), dtype=torch.uint8), torch.arange(n) % CLASSES)
 

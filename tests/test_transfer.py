@@ -32,15 +32,6 @@ MEAN, STD, FILL = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), (125, 100, 80)
 PROVENANCE = {"recipe": "digits", "test_accuracy": 0.97, "versions": {"torch": "2.13"}, "seeds": [1, 2]}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Passes are so small that more threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def photos(n: int = N, channels: int = 3, side: int = SIDE, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (n, channels, side, side), dtype=torch.uint8, generator=generator)

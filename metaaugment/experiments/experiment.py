@@ -41,11 +41,12 @@ class Experiment:
     device: torch.device
     generator: torch.Generator  # of all draws that augment
     layout: torch.memory_format
+    policy: LearnedPolicy | None = None  # to train under, where the recipe names one
 
     def phases(self) -> list[Phase]:
         """What is trained in turn: mostly one thing; on ImageNet random, joint and frozen."""
         recipe = self.recipe
-        if recipe.method == "metaaugment" and recipe.policy is not None:
+        if self.policy is not None:
             return [Phase(recipe.epochs, self._transferred)]
         if recipe.method != "metaaugment" or not (recipe.random_epochs or recipe.frozen_epochs):
             return [Phase(recipe.epochs, self._joint)]
@@ -60,7 +61,7 @@ class Experiment:
     def _joint(self, before: Learner | None) -> tuple[Learner, Optimizer | None]:
         recipe, method = self.recipe, METHODS[self.recipe.method]
         sampler, policy = method.sampler(recipe.epsilon, recipe.window), method.policy(feature_dim(self.network))
-        learner = self._learner(sampler, policy, space=method.space or recipe.space)
+        learner = self._learner(sampler, policy, space=method.space)
         if not any(parameter.requires_grad for parameter in policy.parameters()):
             return learner, None
         learned, fused = learner.policy_parameters(), self.device.type == "cuda"
@@ -89,14 +90,8 @@ class Experiment:
 
     def _transferred(self, before: Learner | None) -> tuple[Learner, None]:
         """Under a policy from a file, frozen with the network that it sees through."""
-        assert self.recipe.policy is not None
-        policy = LearnedPolicy.load(self.recipe.policy).to(self.device)
-        if policy.source.channels != self.data.channels:
-            raise ValueError(
-                f"--policy {self.recipe.policy} was learned on images of {policy.source.channels} channels, "
-                f"but {self.data.name} has {self.data.channels}"
-            )
-        return self._learner(*policy.parts(self.data.mean, self.data.std), space=policy.space), None
+        assert self.policy is not None
+        return self._learner(*self.policy.parts(self.data.mean, self.data.std), space=self.policy.space), None
 
     def _learner(
         self, sampler: Sampler, policy: nn.Module, extractor: nn.Module | None = None, space: str | Space | None = None
@@ -124,11 +119,15 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
     recipe.check()
     place.check()
     device = torch.device(choose_device(place.device))
-    if recipe.policy is not None:
-        LearnedPolicy.load(recipe.policy)  # refuses what is none before anything is read or written
+    policy = None if recipe.policy is None else LearnedPolicy.load(recipe.policy).to(device)
     with console.status(f"reading {recipe.dataset}"):
         data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
     _check_sizes(recipe, data)
+    if policy is not None and policy.source.channels != data.channels:
+        raise ValueError(
+            f"--policy {recipe.policy} was learned on images of {policy.source.channels} channels, "
+            f"but {data.name} has {data.channels}"
+        )
     torch.manual_seed(derived_seed(recipe.seed, INITIAL))
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     net = network(recipe.network, data.num_classes, data.channels)
@@ -136,7 +135,7 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
         console.print(f"{recipe.pretrained}: its last layer has other classes; ours starts fresh.", highlight=False)
     net = net.to(device, memory_format=layout)  # type: ignore[call-overload]
     generator = torch.Generator(device).manual_seed(derived_seed(recipe.seed, DRAWS))
-    return Experiment(recipe, data, net, device, generator, layout)
+    return Experiment(recipe, data, net, device, generator, layout, policy)
 
 
 def _check_sizes(recipe: Recipe, data: DataSet) -> None:
