@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import tyro
 from rich.console import Console
@@ -13,6 +13,9 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 import metaaugment
 from metaaugment.training.interruption import Interrupted
+
+if TYPE_CHECKING:
+    from metaaugment.search.search import Kind
 
 
 def option(help: str, default: str | None = None, metavar: str | None = None) -> object:
@@ -257,6 +260,44 @@ def trainer_of(name: str) -> Callable[..., None]:
     return train
 
 
+def find_policy(
+    system: Annotated[str, Positional, arg(help="faa, pba, dada or autoaugment.", metavar="SYSTEM")],
+    recipe: Annotated[str, Positional, arg(help="Whose data and network.", metavar="RECIPE")],
+) -> None:
+    """Search for a policy by a compared system, on any data; it ends in a file that trains like a published one."""
+    raise AssertionError("parsed as a command of its own")
+
+
+def searches() -> "dict[str, Kind]":
+    from metaaugment.search.kinds import SEARCHES
+
+    return SEARCHES
+
+
+def searcher_of(system: str, name: str) -> Callable[..., None]:
+    """The command that searches for a policy of a system on a recipe's data, with its network."""
+    from dataclasses import replace
+
+    from metaaugment.experiments.paper import RECIPES
+    from metaaugment.experiments.place import Place
+    from metaaugment.experiments.recipe import Recipe
+
+    kind = searches()[system]
+
+    def search(
+        recipe: Annotated[Recipe, OmitArgPrefixes],
+        settings: Annotated[kind.settings, OmitArgPrefixes],  # type: ignore[name-defined]
+        place: Annotated[Place, OmitArgPrefixes],
+    ) -> None:
+        from metaaugment.search.search import search
+
+        search(kind, recipe, settings, place, Patient(soft_wrap=True))
+
+    search.__doc__ = kind.settings.__doc__
+    search.__defaults__ = (kind.trial(replace(RECIPES[name](), method=system)), kind.settings(), Place())
+    return search
+
+
 def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     bench = tyro.extras.SubcommandApp()
     bench.command(name="ops")(bench_ops)
@@ -268,9 +309,20 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     # Where a recipe is named, its flags alone: the nearest of an unknown one is looked for among all that there are.
     for name in [name for name in args[1:2] if name in RECIPES] or RECIPES:
         train.command(name=name)(trainer_of(name))
+    search = tyro.extras.SubcommandApp()
+    # Reading the searches takes a moment; they are read where one is asked for.
+    for system in searches() if args[:1] == ["search"] else ():
+        on = tyro.extras.SubcommandApp()
+        for name in [name for name in args[2:3] if name in RECIPES] or RECIPES:
+            on.command(name=name)(searcher_of(system, name))
+        search.command(on, name=system, help=searches()[system].settings.__doc__)
     app = tyro.extras.SubcommandApp()
     app.command(train, name="train", help="Train a network by a recipe.")
     app.command(recipes)
+    if args[:1] == ["search"]:
+        app.command(search, name="search", help=find_policy.__doc__)
+    else:
+        app.command(find_policy, name="search")
     app.command(data)
     app.command(export)
     app.command(inspect)

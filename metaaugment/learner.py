@@ -275,7 +275,9 @@ class Learner:
     def _judge(self, features: Tensor, t: Transformation) -> tuple[Tensor, Tensor]:
         """The policy's outputs P and weights V, in the policy's own precision."""
         with torch.autocast(self.device.type, enabled=False):
-            outputs = self.policy(features, embed(t).to(features.dtype))
+            blind = getattr(self.policy, "blind", False)
+            embedding = features.new_empty(len(t), 0) if blind else embed(t).to(features.dtype)
+            outputs = self.policy(features, embedding)
             if outputs.shape != (len(t),):
                 raise ValueError(
                     f"the policy gives {tuple(outputs.shape)} for {len(t)} samples; it must give one number each"

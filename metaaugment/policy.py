@@ -1,7 +1,8 @@
 """The augmentation policy network P(f(T(x)), e(T); θ), and how its outputs become the weights of a mini-batch.
 
 A policy is any module from features [n, d] and embeddings [n, 28] to positive outputs [n]. One that turns them into
-weights in its own way has a method `normalize`.
+weights in its own way has a method `normalize`; one that does not look at transformations says `blind = True`, and
+functions that have no embedding may then be drawn.
 """
 
 import torch
@@ -67,6 +68,8 @@ class RejectingPolicy(nn.Module):
 
 class UniformPolicy(nn.Module):
     """Every sample counts the same; nothing is learned."""
+
+    blind = True
 
     def forward(self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"]) -> Float[Tensor, " n"]:
         return embedding.new_ones(len(embedding))

@@ -106,7 +106,17 @@ class FixedSampler(TransformationSampler):
         pass
 
 
-class UniformSampler:
+class StillSampler:
+    """What samplers that do not learn have in common; each adds its own `sample`."""
+
+    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
+        pass
+
+    def update(self) -> None:
+        pass
+
+
+class UniformSampler(StillSampler):
     """Every pair of functions alike: the paper's RandAugment, and epsilon = 1."""
 
     def __init__(self, functions: int = K) -> None:
@@ -117,14 +127,8 @@ class UniformSampler:
         first, second = torch.randint(0, self.functions, (2, n), generator=generator, device=device)
         return Transformation.draw(first, second, generator)
 
-    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
-        pass
 
-    def update(self) -> None:
-        pass
-
-
-class IdentitySampler(UniformSampler):
+class IdentitySampler(StillSampler):
     """No function at all: the baseline."""
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "metaaugment"
 
 # From the top down, as in the README; modules of one line may use each other.
 LAYERS = (
-    ("cli", "integrations", "report", "bench"),
+    ("cli", "integrations", "report", "bench", "search"),
     ("experiments",),
     ("training",),
     ("transfer",),

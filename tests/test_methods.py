@@ -98,7 +98,7 @@ def test_the_baseline_flips_and_crops_only() -> None:
 
 
 def test_the_baseline_draws_identity() -> None:
-    sampler = METHODS["baseline"].sampler(0.1, 20)
+    sampler = METHODS["baseline"].sampler(plain(), None)
     assert isinstance(sampler, IdentitySampler)
     t = sampler.sample(50)
     assert set(t.first.tolist()) == set(t.second.tolist()) == {INDEX["Identity"]}
@@ -176,7 +176,7 @@ def assert_alike(values: Tensor, kinds: int) -> None:
 
 
 def test_randaugment_draws_all_196_pairs_alike() -> None:
-    sampler = METHODS["randaugment"].sampler(0.1, 20)
+    sampler = METHODS["randaugment"].sampler(plain(), None)
     assert isinstance(sampler, UniformSampler)
     t = sampler.sample(196 * 200, torch.Generator().manual_seed(0))
     assert_alike(t.first * 14 + t.second, 196)
@@ -209,7 +209,7 @@ WHOLE = ("Rotate", "Posterize", "Solarize", "TranslateX", "TranslateY")
 
 
 def test_trivialaugment_draws_one_function_and_one_of_31_strengths() -> None:
-    sampler = METHODS["trivialaugment"].sampler(0.1, 20)
+    sampler = METHODS["trivialaugment"].sampler(plain(), None)
     assert isinstance(sampler, TrivialAugmentSampler)
     t = sampler.sample(31 * 14 * 100, torch.Generator().manual_seed(0))
     assert t.magnitudes.dtype == torch.float64

@@ -1,16 +1,16 @@
 """TrivialAugment (Müller and Hutter, 2021): one function an image at a strength of 0 to 30, both uniform."""
 
 import torch
-from torch import Tensor
 
 from metaaugment.embedding import K
 from metaaugment.ops import INDEX, MAX_MAGNITUDE
+from metaaugment.sampler import StillSampler
 from metaaugment.transformation import Transformation
 
 STRENGTHS = 31
 
 
-class TrivialAugmentSampler:
+class TrivialAugmentSampler(StillSampler):
     """Its 14 functions are the paper's; the second place of each pair is empty."""
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
@@ -21,9 +21,3 @@ class TrivialAugmentSampler:
         # A third rounded down would fall short of the whole number that its argument is truncated to (Rotate at 26).
         magnitudes = torch.where(strength % 3 == 0, magnitudes, magnitudes.nextafter(torch.full_like(magnitudes, 11)))
         return Transformation.draw(first, torch.full_like(first, INDEX["Identity"]), generator, magnitudes)
-
-    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
-        pass
-
-    def update(self) -> None:
-        pass

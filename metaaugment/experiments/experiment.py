@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,6 +11,9 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
+from metaaugment.baselines import published
+from metaaugment.baselines.found import FoundPolicy
+from metaaugment.baselines.rand_augment import further
 from metaaugment.data import DataSet, augment, dataset
 from metaaugment.data.batches import derived_seed
 from metaaugment.experiments.methods import METHODS
@@ -42,6 +45,7 @@ class Experiment:
     generator: torch.Generator  # of all draws that augment
     layout: torch.memory_format
     policy: LearnedPolicy | None = None  # to train under, where the recipe names one
+    found: FoundPolicy | None = None  # what a compared system found, for methods that augment by it
 
     def phases(self) -> list[Phase]:
         """What is trained in turn: mostly one thing; on ImageNet random, joint and frozen."""
@@ -60,8 +64,8 @@ class Experiment:
 
     def _joint(self, before: Learner | None) -> tuple[Learner, Optimizer | None]:
         recipe, method = self.recipe, METHODS[self.recipe.method]
-        sampler, policy = method.sampler(recipe.epsilon, recipe.window), method.policy(feature_dim(self.network))
-        learner = self._learner(sampler, policy, space=method.space)
+        sampler, policy = method.sampler(recipe, self.found), method.policy(feature_dim(self.network))
+        learner = self.learner(sampler, policy, space=method.space if self.found is None else self.found.space)
         if not any(parameter.requires_grad for parameter in policy.parameters()):
             return learner, None
         learned, fused = learner.policy_parameters(), self.device.type == "cuda"
@@ -76,7 +80,7 @@ class Experiment:
         return learner, clipped(optimizer, recipe.policy_clip)
 
     def _random(self, before: Learner | None) -> tuple[Learner, None]:
-        return self._learner(UniformSampler(), UniformPolicy()), None
+        return self.learner(UniformSampler(), UniformPolicy()), None
 
     def _frozen(self, before: Learner | None) -> tuple[Learner, None]:
         """Under the policy of the learner before it, which goes on seeing through the network as it is then."""
@@ -86,14 +90,14 @@ class Experiment:
         if before is not None:
             policy.load_state_dict(before.policy.state_dict())
             sampler.probabilities.copy_(before.sampler.probabilities)  # type: ignore[attr-defined]
-        return self._learner(sampler, policy.requires_grad_(False), eyes), None
+        return self.learner(sampler, policy.requires_grad_(False), eyes), None
 
     def _transferred(self, before: Learner | None) -> tuple[Learner, None]:
         """Under a policy from a file, frozen with the network that it sees through."""
         assert self.policy is not None
-        return self._learner(*self.policy.parts(self.data.mean, self.data.std), space=self.policy.space), None
+        return self.learner(*self.policy.parts(self.data.mean, self.data.std), space=self.policy.space), None
 
-    def _learner(
+    def learner(
         self, sampler: Sampler, policy: nn.Module, extractor: nn.Module | None = None, space: str | Space | None = None
     ) -> Learner:
         recipe, data, generator = self.recipe, self.data, self.generator
@@ -101,14 +105,21 @@ class Experiment:
         padding, cutout = (recipe.baseline_crop, 0) if plain else (recipe.crop, recipe.cutout)
         before = [augment.random_flip(generator)] if recipe.flip else []
         before += [augment.random_crop(padding, data.fill, generator)] if padding else []
+        if recipe.magnitude is not None and recipe.num_ops is not None:
+            before += further(recipe.magnitude, recipe.num_ops - 2, recipe.space, data.fill, generator)
         after = [augment.random_cutout(cutout, data.fill, generator)] if cutout else []
         return Learner(
             self.network, sampler, policy.to(self.device), extractor,
-            route=recipe.route, lagged=recipe.lagged, every=recipe.every, copies=recipe.copies, alpha=recipe.alpha,
+            route=recipe.route, lagged=recipe.lagged, every=recipe.every, copies=self.copies, alpha=recipe.alpha,
             loss=partial(F.cross_entropy, reduction="none", label_smoothing=recipe.label_smoothing),
             before=augment.in_turn(before), after=augment.in_turn(after), prepare=self.prepare(), generator=generator,
             space=space or recipe.space, fill=data.fill,
         )  # fmt: skip
+
+    @property
+    def copies(self) -> int:
+        """Of each image: what the recipe asks for, or what the method needs."""
+        return self.recipe.copies if self.recipe.copies > 1 else METHODS[self.recipe.method].copies
 
     def prepare(self) -> augment.Augmentation:
         return augment.normalization(self.data.mean, self.data.std, self.device, self.layout)
@@ -119,15 +130,26 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
     recipe.check()
     place.check()
     device = torch.device(choose_device(place.device))
-    policy = None if recipe.policy is None else LearnedPolicy.load(recipe.policy).to(device)
+    policy = found = None
+    if METHODS[recipe.method].found:
+        found = published.find(recipe.policy or published.fitting(recipe.method, recipe.dataset))
+        if found.system != recipe.method:
+            raise ValueError(f"--policy {recipe.policy} is one of {found.system}; say --method {found.system}")
+    elif recipe.policy is not None:
+        policy = LearnedPolicy.load(recipe.policy).to(device)
     with console.status(f"reading {recipe.dataset}"):
         data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
-    _check_sizes(recipe, data)
     if policy is not None and policy.source.channels != data.channels:
         raise ValueError(
             f"--policy {recipe.policy} was learned on images of {policy.source.channels} channels, "
             f"but {data.name} has {data.channels}"
         )
+    return replace(assemble(recipe, data, device, console), policy=policy, found=found)
+
+
+def assemble(recipe: Recipe, data: DataSet, device: torch.device, console: Console) -> Experiment:
+    """A fresh network and generator for data that are there already."""
+    _check_sizes(recipe, data)
     torch.manual_seed(derived_seed(recipe.seed, INITIAL))
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     net = network(recipe.network, data.num_classes, data.channels)
@@ -135,7 +157,7 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
         console.print(f"{recipe.pretrained}: its last layer has other classes; ours starts fresh.", highlight=False)
     net = net.to(device, memory_format=layout)  # type: ignore[call-overload]
     generator = torch.Generator(device).manual_seed(derived_seed(recipe.seed, DRAWS))
-    return Experiment(recipe, data, net, device, generator, layout, policy)
+    return Experiment(recipe, data, net, device, generator, layout)
 
 
 def _check_sizes(recipe: Recipe, data: DataSet) -> None:

@@ -34,7 +34,7 @@ def learned_policy(folder: Path) -> LearnedPolicy:
     if "policy" not in state["learner"] or not state["learner"]["policy"]:
         raise ValueError(f"{folder} is still in its {recipe.random_epochs} random epochs and has learned no policy yet")
     learner = Learner(
-        net, method.sampler(recipe.epsilon, recipe.window), method.policy(feature_dim(net)), space=recipe.space,
+        net, method.sampler(recipe, None), method.policy(feature_dim(net)), space=recipe.space,
         fill=about["fill"],
     )  # fmt: skip
     learner.policy.load_state_dict(state["learner"]["policy"])

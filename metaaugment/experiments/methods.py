@@ -1,28 +1,57 @@
 """The compared methods: each is a sampler and a policy, handed to the same learner."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
 
+from metaaugment.baselines.found import FoundPolicy
+from metaaugment.baselines.rand_augment import RandAugmentSampler
+from metaaugment.baselines.schedule import Schedule, ScheduleSampler
+from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
 from metaaugment.baselines.trivial_augment import TrivialAugmentSampler
 from metaaugment.learner import Sampler
 from metaaugment.policy import PolicyNetwork, UniformPolicy
 from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformSampler
 
+if TYPE_CHECKING:
+    from metaaugment.experiments.recipe import Recipe
+
 
 @dataclass(frozen=True)
 class Method:
-    """How a sampler is made from the recipe's ε and window, and a policy from the number of features."""
+    """How a sampler is made for a recipe and what a system has found, and a policy for so many features."""
 
-    sampler: Callable[[float, int], Sampler]
+    sampler: Callable[[Recipe, FoundPolicy | None], Sampler]
     policy: Callable[[int], nn.Module] = lambda feature_dim: UniformPolicy()
     space: str | None = None  # of its magnitudes, where it has one of its own
+    found: bool = False  # whether it augments by a policy that was found before
+    copies: int = 1  # of each image, where the recipe asks for no more
+
+
+def randaugment(recipe: Recipe, found: FoundPolicy | None) -> Sampler:
+    if recipe.magnitude is None or recipe.num_ops is None:
+        return UniformSampler()
+    return RandAugmentSampler(recipe.magnitude, min(2, recipe.num_ops))
+
+
+def by_found_policy(recipe: Recipe, found: FoundPolicy | None) -> Sampler:
+    if isinstance(found, Schedule):
+        return ScheduleSampler(found, recipe.epochs)
+    assert isinstance(found, SubPolicies)
+    return SubPolicySampler(found)
 
 
 METHODS: dict[str, Method] = {
-    "baseline": Method(lambda epsilon, window: IdentitySampler()),
-    "randaugment": Method(lambda epsilon, window: UniformSampler()),
-    "trivialaugment": Method(lambda epsilon, window: TrivialAugmentSampler(), space="trivialaugment-wide"),
-    "metaaugment": Method(TransformationSampler, PolicyNetwork),
+    "baseline": Method(lambda recipe, found: IdentitySampler()),
+    "randaugment": Method(randaugment),
+    "trivialaugment": Method(lambda recipe, found: TrivialAugmentSampler(), space="trivialaugment-wide"),
+    "autoaugment": Method(by_found_policy, found=True),
+    "faa": Method(by_found_policy, found=True),
+    "pba": Method(by_found_policy, found=True),
+    "dada": Method(by_found_policy, found=True),
+    "metaaugment": Method(lambda recipe, found: TransformationSampler(recipe.epsilon, recipe.window), PolicyNetwork),
 }

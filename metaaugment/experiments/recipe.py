@@ -12,7 +12,7 @@ from metaaugment.data import DATASETS
 from metaaugment.experiments.methods import METHODS
 from metaaugment.hypergradient import ROUTES
 from metaaugment.networks import NETWORKS
-from metaaugment.ops import SPACES
+from metaaugment.ops import MAX_MAGNITUDE, SPACES
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Recipe:
     network: str
     """Name of the task network."""
     method: str = "metaaugment"
-    """Which augmentation: baseline, randaugment, trivialaugment or metaaugment."""
+    """Which augmentation: baseline, randaugment, trivialaugment, autoaugment, faa, pba, dada, advaa or metaaugment."""
     seed: int = 0
     """Of everything random in training."""
     policy: Path | None = None
-    """A learned policy to train under, as one file."""
+    """What to train under: a learned policy, or for autoaugment, faa, pba and dada one of theirs, a file or a name."""
     pretrained: Path | None = None
     """Weights that the task network starts from, as a safetensors file."""
 
@@ -55,6 +55,11 @@ class Recipe:
     """Share of a label spread over all classes."""
     copies: int = 1
     """Transformations drawn for each image of a mini-batch; the paper's MT has 4."""
+
+    num_ops: int | None = None
+    """Functions an image gets, of randaugment as it was published; the paper's own form if not given."""
+    magnitude: float | None = None
+    """Their common magnitude, 0 to 10."""
 
     # The policy
     policy_batch: int = 128
@@ -127,8 +132,9 @@ class Recipe:
         self._refuse("epsilon", 0 <= self.epsilon <= 1, "a share in [0, 1]")
         self._refuse("nesterov", not self.nesterov or self.momentum > 0, "with --momentum above 0 only")
         self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than the {self.epochs} epochs")
-        if self.policy is not None and self.method != "metaaugment":
+        if self.policy is not None and self.method != "metaaugment" and not METHODS[self.method].found:
             raise ValueError(f"--policy is {self.policy}, which --method {self.method} does not use; leave one away")
+        self._check_randaugment()
         if self.method == "metaaugment":
             learning = self.epochs - self.random_epochs - self.frozen_epochs
             enough = learning > 0 or not (self.random_epochs or self.frozen_epochs)
@@ -138,6 +144,17 @@ class Recipe:
                     f"{self.name} is trained under a policy that was learned before; name its file with --policy FILE, "
                     "or choose another --method"
                 )
+
+    def _check_randaugment(self) -> None:
+        if self.num_ops is None and self.magnitude is None:
+            return
+        for name, other in (("num_ops", "magnitude"), ("magnitude", "num-ops")):
+            self._refuse(name, self.method == "randaugment" or getattr(self, name) is None, "left away but for randaugment")
+            self._refuse(name, getattr(self, name) is not None, f"given with --{other}")
+        self._refuse("num_ops", 1 <= (self.num_ops or 0) <= 16, "1 to 16")
+        self._refuse(
+            "magnitude", 0 <= (self.magnitude or 0) <= MAX_MAGNITUDE, "0 to 10; a third of it where 30 is most"
+        )
 
     def _refuse(self, name: str, good: bool, allowed: str) -> None:
         if not good:

@@ -23,7 +23,7 @@ from metaaugment.training.interruption import Interrupted
 from metaaugment.training.machine import commit, machine
 from metaaugment.training.progress import Bar, Lines, TensorBoard, duration
 from metaaugment.training.schedule import cosine
-from metaaugment.training.trainer import Trainer, Watcher
+from metaaugment.training.trainer import Phase, Trainer, Watcher
 
 
 def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
@@ -70,7 +70,15 @@ def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
     return result
 
 
-def trainer(experiment: Experiment, place: Place, out: Path, reader: Reader, watchers: Sequence[Watcher]) -> Trainer:
+def trainer(
+    experiment: Experiment,
+    place: Place,
+    out: Path,
+    reader: Reader,
+    watchers: Sequence[Watcher],
+    phases: Sequence[Phase] | None = None,
+) -> Trainer:
+    """What trains an experiment; through other phases than its method's where some are given."""
     recipe, data, device = experiment.recipe, experiment.data, experiment.device
     batches = Batches(on_device(data.train, device), recipe.batch, derived_seed(recipe.seed, ORDER), device, reader)
     validation = Batches(
@@ -93,7 +101,7 @@ def trainer(experiment: Experiment, place: Place, out: Path, reader: Reader, wat
         **_about(data),
     }
     return Trainer(
-        experiment.network, optimizer, experiment.phases(), batches, validation, rate, out, identity, precision,
+        experiment.network, optimizer, phases or experiment.phases(), batches, validation, rate, out, identity, precision,
         captured=place.capture and device.type == "cuda", watchers=watchers,
     )  # fmt: skip
 
@@ -133,15 +141,19 @@ def _recorded(recipe: Recipe, place: Place) -> tuple[Recipe, bool]:
     recorded = read_recipe(file)
     if recorded.name != recipe.name:
         raise ValueError(f"{place.resume} is a run of {recorded.name}, not of {recipe.name}; name that recipe")
-    default = RECIPES[recipe.name]()
-    for field in fields(Recipe):
-        asked, found = getattr(recipe, field.name), getattr(recorded, field.name)
-        if asked != getattr(default, field.name) and asked != found:
-            raise ValueError(
-                f"--{field.name.replace('_', '-')} is {asked!r}, but {place.resume} was begun with {found!r}; "
-                "leave the flag away, or begin another run with --out"
-            )
+    check_agreement(place.resume, recipe, RECIPES[recipe.name](), recorded)
     return recorded, True
+
+
+def check_agreement(folder: Path, asked: Any, default: Any, recorded: Any) -> None:
+    """Refuse settings, a dataclass, that were asked for and are others than those that a folder was begun with."""
+    for name in (field.name for field in fields(asked)):
+        wish, found = getattr(asked, name), getattr(recorded, name)
+        if wish != getattr(default, name) and wish != found:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is {wish!r}, but {folder} was begun with {found!r}; "
+                "leave the flag away, or begin another one with --out"
+            )
 
 
 def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool, console: Console) -> None:

@@ -1,0 +1,166 @@
+"""Found policies as files: the published ones, which come with the package, and those of a search."""
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from metaaugment.baselines.found import FoundPolicy, Function
+from metaaugment.baselines.schedule import Schedule, Stage
+from metaaugment.baselines.sub_policies import SubPolicies
+from metaaugment.ops import SPACES
+from metaaugment.sealed import write_atomically
+
+_FOLDER = resources.files("metaaugment.baselines") / "policies"
+PUBLISHED: tuple[str, ...] = tuple(sorted(file.name.removesuffix(".json") for file in _FOLDER.iterdir()))
+SYSTEMS = ("autoaugment", "faa", "pba", "dada")
+
+# Which published policy fits which data set. Digits and characters are nearest to SVHN's house numbers, a user's own
+# pictures to ImageNet's; systems that published none for a data set have their nearest one.
+_LIKE = {"digits": "svhn", "omniglot": "svhn", "imagenet": "imagenet", "folder": "imagenet"}
+
+
+def fitting(system: str, dataset: str) -> str:
+    """Name of the published policy of a system that fits a data set best."""
+    kind = _LIKE.get(dataset, dataset)
+    for name in (f"{system}-{kind}", f"{system}-cifar10", f"{system}-cifar"):
+        if name in PUBLISHED:
+            return name
+    raise ValueError(f"unknown system {system!r}; choose one of {', '.join(SYSTEMS)}")
+
+
+def find(policy: Path | str) -> FoundPolicy:
+    """A policy by its published name, or from a file."""
+    if str(policy) in PUBLISHED:
+        return decode(json.loads((_FOLDER / f"{policy}.json").read_text()))
+    file = Path(policy)
+    try:
+        values = json.loads(file.read_text())
+        if not isinstance(values, dict):
+            raise ValueError("it is no JSON object")
+    except FileNotFoundError:
+        raise ValueError(f"there is no policy {policy}; name a file, or one of {', '.join(PUBLISHED)}") from None
+    except ValueError as error:
+        raise ValueError(f"{file} is no policy of a compared system: {error}") from None
+    try:
+        return decode(values)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def decode(values: Mapping[str, Any]) -> FoundPolicy:
+    """From JSON; raises a ValueError that says what is wrong with it."""
+    system = _field(values, "system", str)
+    space = _field(values, "space", str)
+    if system not in SYSTEMS:
+        raise ValueError(f"its system is {system!r}; choose one of {', '.join(SYSTEMS)}")
+    if space not in SPACES:
+        raise ValueError(f"its space is {space!r}; choose one of {', '.join(SPACES)}")
+    max_level = _field(values, "max_level", (int, float))
+    if not 0 < max_level < float("inf"):
+        raise ValueError(f"its max_level is {max_level!r}; it must be above 0")
+    about = system, _field(values, "source", str), space, max_level
+    if "log" in values:
+        return Schedule(*about, _stages(values))
+    return SubPolicies(*about, tuple(_pair(pair) for pair in _field(values, "sub_policies", list)))
+
+
+def encode(policy: FoundPolicy) -> dict[str, Any]:
+    """To JSON; a schedule as a log in which one trial follows on itself."""
+    about = {name: getattr(policy, name) for name in ("system", "source", "space", "max_level")}
+    if isinstance(policy, SubPolicies):
+        return about | {"sub_policies": [[_plain(function) for function in pair] for pair in policy.sub_policies]}
+    assert isinstance(policy, Schedule)
+    names = [function.name for function in policy.stages[0].functions]
+    numbers = [
+        [number for function in stage.functions for number in (10 * function.probability, function.level)]
+        for stage in policy.stages
+    ]
+    log, epoch = [], 0
+    for stage, before, after in zip(policy.stages, numbers, numbers[1:] or numbers, strict=False):
+        epoch += stage.epochs if len(numbers) > 1 else 0
+        log.append(["0", "0", epoch, epoch, before, after])
+    return about | {"epochs": policy.epochs, "operations": names, "log": log}
+
+
+def write(policy: FoundPolicy, file: Path, **about: Any) -> None:
+    """As a file that `find` reads, with whatever else is known of how it was found."""
+    values = encode(policy) | about
+    lines = ",\n".join(f"  {json.dumps(key)}: {_lines(value)}" for key, value in values.items())
+    write_atomically(file, lambda part: part.write_text(f"{{\n{lines}\n}}\n"))
+
+
+def _lines(value: Any) -> str:
+    """A list of lists with a line each, as people read it; everything else in one."""
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in value) + "\n  ]"
+    return json.dumps(value)
+
+
+def _plain(function: Function) -> list[Any]:
+    return [function.name, function.probability, function.level if function.takes_level or function.level else None]
+
+
+def _field(values: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    if name not in values:
+        raise ValueError(f"its {name} is missing")
+    if not isinstance(values[name], kind) or isinstance(values[name], bool):
+        raise ValueError(f"its {name} is {values[name]!r}, which it cannot be")
+    return values[name]
+
+
+def _pair(pair: Any) -> tuple[Function, Function]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise ValueError(f"a sub-policy is {pair!r}; it must be a list of two functions")
+    return _function(pair[0]), _function(pair[1])
+
+
+def _function(values: Any) -> Function:
+    if not isinstance(values, list) or len(values) != 3 or not isinstance(values[0], str):
+        raise ValueError(f"a function is {values!r}; it must be its name, probability and level")
+    name, probability, level = values
+    return Function(name, _number(probability), 0.0 if level is None else _number(level))
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{value!r} stands where a number must be")
+    return value
+
+
+def _stages(values: Mapping[str, Any]) -> tuple[Stage, ...]:
+    """From the log of a population's best trial: which trial took over which, at which epoch of that one.
+
+    Each line has the trial that was replaced, the one it was replaced by, the epochs that both were at, and the
+    functions of that other trial before and after its change; the first line's "before" opens the schedule.
+    """
+    epochs, log = _field(values, "epochs", int), _field(values, "log", list)
+    names = _field(values, "operations", list)
+    if epochs < 1:
+        raise ValueError(f"its schedule has {epochs} epochs; there must be at least one")
+    if not log:
+        raise ValueError("its log is empty; there must be at least one line")
+    for line in log:
+        if not isinstance(line, list) or len(line) != 6:
+            raise ValueError(f"a line of its log is {str(line)[:60]}; it must have six entries")
+    for before, after in zip(log, log[1:], strict=False):
+        if before[0] != after[1]:
+            raise ValueError(f"its log has a gap: trial {after[1]} goes on where the line before it has {before[0]}")
+    bounds = [0, *(_number(line[3]) for line in log), epochs]
+    policies = [log[0][4], *(line[5] for line in log)]
+    if any(later < earlier for earlier, later in zip(bounds, bounds[1:], strict=False)):
+        raise ValueError(f"the epochs of its log are {bounds[1:]}; they must not fall")
+    stages = zip(bounds, bounds[1:], policies, strict=False)
+    return tuple(Stage(int(end - begin), _functions(names, policy)) for begin, end, policy in stages if end > begin)
+
+
+def _functions(names: Sequence[Any], numbers: Any) -> tuple[Function, ...]:
+    """Probability in tenths and level of each function, the list of names being gone through once or more often."""
+    if not isinstance(numbers, list) or not names or not numbers or len(numbers) % (2 * len(names)):
+        raise ValueError(f"a policy of its log is {str(numbers)[:60]}; it must have two numbers for each function")
+    pairs = zip(numbers[::2], numbers[1::2], strict=True)
+    return tuple(
+        _function([names[place % len(names)], _number(tenths) / 10, level])
+        for place, (tenths, level) in enumerate(pairs)
+    )

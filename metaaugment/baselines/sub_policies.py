@@ -1,0 +1,40 @@
+"""Sub-policies: what AutoAugment, Fast AutoAugment and DADA find, and how images are augmented by them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from metaaugment.baselines.found import FoundPolicy, Function, Table
+from metaaugment.ops import INDEX
+from metaaugment.sampler import StillSampler
+from metaaugment.transformation import Transformation
+
+
+@dataclass(frozen=True)
+class SubPolicies(FoundPolicy):
+    """Pairs of functions, of which each image draws one."""
+
+    sub_policies: tuple[tuple[Function, Function], ...]
+
+    def __post_init__(self) -> None:
+        if not self.sub_policies:
+            raise ValueError("its list of sub-policies is empty; there must be at least one")
+        for pair in self.sub_policies:
+            for function in pair:
+                self.check_level(function)
+
+
+class SubPolicySampler(StillSampler):
+    """Each image draws one sub-policy, all alike, and for each of its two functions whether it is applied."""
+
+    def __init__(self, policy: SubPolicies) -> None:
+        self.table = Table(policy, [function for pair in policy.sub_policies for function in pair])
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
+        device, table = torch.device("cpu") if generator is None else generator.device, self.table
+        table.to(device)
+        sub_policy = torch.randint(0, len(table.functions) // 2, (n, 1), generator=generator, device=device)
+        places = 2 * sub_policy + torch.arange(2, device=device)
+        chance = torch.rand(n, 2, generator=generator, device=device, dtype=torch.float64)
+        functions = torch.where(chance < table.probabilities[places], table.functions[places], INDEX["Identity"])
+        return Transformation.draw(functions[:, 0], functions[:, 1], generator, table.magnitudes[places])

@@ -1,0 +1,96 @@
+"""What all trials of a search share: the recipe, the data, a folder that remembers, and one way to train a network."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch.optim import Optimizer
+
+from metaaugment.data import DataSet
+from metaaugment.data.batches import Reader
+from metaaugment.experiments import run
+from metaaugment.experiments.experiment import Experiment, assemble
+from metaaugment.experiments.place import Place
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.learner import Learner
+from metaaugment.training.interruption import Interrupted, Interruption
+from metaaugment.training.machine import choose_device
+from metaaugment.training.trainer import Phase, Trainer
+
+TRIALS = "trials.jsonl"
+Row = dict[str, Any]
+# Makes the learner of a trial, and the optimizer of what it learns besides the network.
+MakeLearner = Callable[[Experiment], tuple[Learner, Optimizer | None]]
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """Where trials are made. `recipe` is that of a trial: its `epochs`, `per_class` and `seed` are the search's."""
+
+    recipe: Recipe
+    place: Place
+    data: DataSet
+    folder: Path
+    console: Console
+    interruption: Interruption = field(default_factory=Interruption)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(choose_device(self.place.device))
+
+    def experiment(self, data: DataSet | None = None, **changes: Any) -> Experiment:
+        """A fresh network on these data (the search's own if not given), with some fields of the recipe changed."""
+        return assemble(replace(self.recipe, **changes), data or self.data, self.device, Console(quiet=True))
+
+    def trainer(
+        self, experiment: Experiment, folder: Path, learner: MakeLearner | None = None, until: int | None = None
+    ) -> Trainer:
+        """The trainer of a trial, which goes on from the folder's checkpoint where there is one.
+
+        `learner` makes the trial's learner, instead of the recipe's method. `until`: the epoch to stop after, where
+        that is not the last one that the learning rate is laid out for.
+        """
+        phases = experiment.phases()
+        if learner is not None:
+            phases = [Phase(experiment.recipe.epochs, lambda before: learner(experiment))]
+        if until is not None:
+            phases = [replace(phases[0], epochs=until)]
+        folder.mkdir(parents=True, exist_ok=True)
+        reader = Reader(self.place.readers, self.place.corrupt == "skip")
+        trainer = run.trainer(experiment, self.place, folder, reader, (), phases)
+        trainer.resume()
+        return trainer
+
+    def trials(self) -> list[Row]:
+        """Those finished so far. A line that a killed process left half written is no trial."""
+        file = self.folder / TRIALS
+        rows = []
+        for line in file.read_text().splitlines() if file.exists() else ():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+        return rows
+
+    def note(self, row: Row) -> None:
+        """Remember a finished trial: `objective`, `seconds`, and whatever else. Several processes may do so at once."""
+        file = os.open(self.folder / TRIALS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            torn = os.fstat(file).st_size > 0 and os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"
+            os.write(file, (b"\n" if torn else b"") + json.dumps(row).encode() + b"\n")
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def stop_if_asked(self) -> None:
+        """Between trials: after a signal this ends the search where it can go on."""
+        if self.interruption.signum is not None:
+            raise Interrupted(self.interruption.signum)
+
+    def say(self, sentence: str) -> None:
+        self.console.print(sentence, highlight=False, soft_wrap=True)

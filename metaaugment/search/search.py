@@ -1,0 +1,108 @@
+"""A search from beginning to end: its folder, its cost, and the policy file that it ends in."""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from metaaugment.baselines import published
+from metaaugment.baselines.found import FoundPolicy
+from metaaugment.data import dataset
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.experiments.run import check_agreement
+from metaaugment.search.laboratory import Laboratory
+from metaaugment.training import folder as run_folder
+from metaaugment.training.interruption import Interrupted, Interruption
+from metaaugment.training.machine import commit, machine
+from metaaugment.training.progress import duration
+
+SEARCH, POLICY = "search.json", "policy.json"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The search of a compared system.
+
+    `settings` is a flat dataclass of what can be set, with a method `check` that refuses what cannot be; `find` is the
+    search; `trial` turns a recipe into that of a trial, where nothing else is asked for.
+    """
+
+    settings: type
+    find: Callable[[Laboratory, Any], FoundPolicy]
+    trial: Callable[[Recipe], Recipe] = lambda recipe: recipe
+
+
+def search(kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Console) -> Path:
+    """Search to the end; returns the policy file. One that was stopped goes on where it stopped, by `place.resume`."""
+    if place.resume is not None:
+        recipe, settings = _recorded(kind, recipe, settings, place)
+    recipe.check()
+    settings.check()
+    place.check()
+    folder = place.resume or place.out or Path("searches") / f"{recipe.name}-{recipe.method}-seed{recipe.seed}"
+    file = folder / POLICY
+    about = {"recipe": recipe.to_json(), "settings": asdict(settings)}
+    with console.status(f"reading {recipe.dataset}"):
+        data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
+    if len(data.val) == 0:
+        raise ValueError(f"{data.name} has no validation images, which a search judges by; hold some out")
+    if place.resume is None:
+        run_folder.new(folder)
+    with run_folder.locked(folder), Interruption() as interruption:
+        if file.exists():
+            console.print(f"{folder} is finished already; {file}", highlight=False, soft_wrap=True)
+            return file
+        run_folder.write_json(folder / SEARCH, about | {"data": data.fingerprint()})
+        lab = Laboratory(recipe, place, data, folder, console, interruption)
+        try:
+            policy = kind.find(lab, settings)
+        except Interrupted:
+            lab.say(f"stopped after {len(lab.trials())} trials; nothing is lost, go on with: {_command(lab)}")
+            raise
+        cost = cost_of(lab)
+        published.write(policy, file, search=about | {"cost": cost, "commit": commit()})
+    lab.say(f"{cost['trials']} trials, {cost['seconds']:,.0f} {cost['unit']} ({duration(cost['seconds'])}); {file}")
+    return file
+
+
+def cost_of(lab: Laboratory) -> dict[str, Any]:
+    trials = lab.trials()
+    return {
+        "trials": len(trials),
+        "seconds": sum(trial["seconds"] for trial in trials),
+        "unit": "GPU-seconds" if lab.device.type == "cuda" else "CPU-seconds",
+        "machine": machine(lab.device.type),
+    }
+
+
+def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place) -> tuple[Recipe, Any]:
+    """What a search to be resumed was begun with; what was asked for besides must agree with it."""
+    folder = place.resume
+    assert folder is not None
+    if place.out is not None and place.out != folder:
+        raise ValueError(f"--out is {place.out}, but --resume goes on in {folder}; leave --out away")
+    if not (folder / SEARCH).exists():
+        raise ValueError(f"{folder} is no search: it has no {SEARCH}; begin one with --out {folder}")
+    try:
+        values = run_folder.read_json(folder / SEARCH)
+        found, set_then = Recipe.from_json(values["recipe"]), kind.settings(**values["settings"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / SEARCH} is damaged: {error}; begin another search with --out") from None
+    if (found.name, found.method) != (recipe.name, recipe.method):
+        raise ValueError(
+            f"{folder} is a search of {found.method} for {found.name}, not of {recipe.method} for {recipe.name}; "
+            "name those"
+        )
+    check_agreement(folder, recipe, kind.trial(RECIPES[recipe.name]()), found)
+    check_agreement(folder, settings, kind.settings(), set_then)
+    return found, set_then
+
+
+def _command(lab: Laboratory) -> str:
+    words = shlex.split(lab.place.command(lab.recipe.name, lab.folder))
+    return shlex.join([words[0], "search", lab.recipe.method, *words[2:]])
