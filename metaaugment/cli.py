@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -39,8 +40,9 @@ def ops(
     size: Annotated[int, arg(help="Side of the image in pixels, which translations are relative to.")] = 32,
     picture: Annotated[Path | None, option("Draw each function at five magnitudes into FILE.", metavar="FILE")] = None,
     image: Annotated[Path | None, option("What to draw.", "a photo from scikit-learn", "FILE")] = None,
+    policy: Annotated[str | None, option("Say what a published or found policy does.", metavar="NAME")] = None,
 ) -> None:
-    """List the image functions, and what each magnitude from 0 to 10 means to them.
+    """List the image functions, and what each magnitude from 0 to 10 means to them; or what a policy does with them.
 
     Where the output is no terminal: their names, one a line; with --space the table, columns parted by tabs.
     """
@@ -51,7 +53,14 @@ def ops(
         raise ValueError(f"--size is {size}; it must be 1 to {MAX_SIDE}")
     if image is not None and picture is None:
         raise ValueError(f"--image {image} is only used with --picture FILE; name a file to draw it into")
-    if picture is not None:
+    if policy is not None:
+        from metaaugment.report.policies import in_words
+
+        if space is not None or picture is not None:
+            raise ValueError(f"--policy {policy} has a space of its own and no picture; leave the other flags away")
+        for line in in_words(policy, size):
+            print(line)
+    elif picture is not None:
         operations.draw(picture, image, space or "metaaugment")
         print(picture)
     elif sys.stdout is not None and sys.stdout.isatty():
@@ -293,7 +302,7 @@ def searcher_of(system: str, name: str) -> Callable[..., None]:
 
         search(kind, recipe, settings, place, Patient(soft_wrap=True))
 
-    search.__doc__ = kind.settings.__doc__
+    search.__doc__ = f"{cleandoc(kind.settings.__doc__ or '')}\n\nData and network: {name}."
     search.__defaults__ = (kind.trial(replace(RECIPES[name](), method=system)), kind.settings(), Place())
     return search
 
@@ -315,14 +324,14 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
         on = tyro.extras.SubcommandApp()
         for name in [name for name in args[2:3] if name in RECIPES] or RECIPES:
             on.command(name=name)(searcher_of(system, name))
-        search.command(on, name=system, help=searches()[system].settings.__doc__)
+        search.command(on, name=system, help=cleandoc(searches()[system].settings.__doc__ or ""))
     app = tyro.extras.SubcommandApp()
     app.command(train, name="train", help="Train a network by a recipe.")
     app.command(recipes)
     if args[:1] == ["search"]:
         app.command(search, name="search", help=find_policy.__doc__)
     else:
-        app.command(find_policy, name="search")
+        app.command(name="search")(find_policy)
     app.command(data)
     app.command(export)
     app.command(inspect)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +145,12 @@ def _stages(values: Mapping[str, Any]) -> tuple[Stage, ...]:
     for line in log:
         if not isinstance(line, list) or len(line) != 6:
             raise ValueError(f"a line of its log is {str(line)[:60]}; it must have six entries")
-    for before, after in zip(log, log[1:], strict=False):
+    for before, after in pairwise(log):
         if before[0] != after[1]:
             raise ValueError(f"its log has a gap: trial {after[1]} goes on where the line before it has {before[0]}")
     bounds = [0, *(_number(line[3]) for line in log), epochs]
     policies = [log[0][4], *(line[5] for line in log)]
-    if any(later < earlier for earlier, later in zip(bounds, bounds[1:], strict=False)):
+    if any(later < earlier for earlier, later in pairwise(bounds)):
         raise ValueError(f"the epochs of its log are {bounds[1:]}; they must not fall")
     stages = zip(bounds, bounds[1:], policies, strict=False)
     return tuple(Stage(int(end - begin), _functions(names, policy)) for begin, end, policy in stages if end > begin)

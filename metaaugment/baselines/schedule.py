@@ -34,7 +34,9 @@ class Schedule(FoundPolicy):
             raise ValueError("its schedule has no epochs; there must be at least one")
         numbers = {len(stage.functions) for stage in self.stages}
         if len(numbers) > 1 or min(numbers) < 2:
-            raise ValueError(f"its stages have {sorted(numbers)} functions; each must have the same number, two or more")
+            raise ValueError(
+                f"its stages have {sorted(numbers)} functions; each must have the same number, two or more"
+            )
         for stage in self.stages:
             for function in stage.functions:
                 self.check_level(function)

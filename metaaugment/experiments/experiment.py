@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,6 +101,15 @@ class Experiment:
     def learner(
         self, sampler: Sampler, policy: nn.Module, extractor: nn.Module | None = None, space: str | Space | None = None
     ) -> Learner:
+        """A learner of these parts, under all else that the recipe says."""
+        recipe = self.recipe
+        return Learner(
+            self.network, sampler, policy.to(self.device), extractor, route=recipe.route, lagged=recipe.lagged,
+            alpha=recipe.alpha, **self.handling(space),
+        )  # fmt: skip
+
+    def handling(self, space: str | Space | None = None) -> dict[str, Any]:
+        """What a learner is told of the recipe whatever its sampler and policy are: images, loss and pace."""
         recipe, data, generator = self.recipe, self.data, self.generator
         plain = recipe.method == "baseline"
         padding, cutout = (recipe.baseline_crop, 0) if plain else (recipe.crop, recipe.cutout)
@@ -108,13 +118,17 @@ class Experiment:
         if recipe.magnitude is not None and recipe.num_ops is not None:
             before += further(recipe.magnitude, recipe.num_ops - 2, recipe.space, data.fill, generator)
         after = [augment.random_cutout(cutout, data.fill, generator)] if cutout else []
-        return Learner(
-            self.network, sampler, policy.to(self.device), extractor,
-            route=recipe.route, lagged=recipe.lagged, every=recipe.every, copies=self.copies, alpha=recipe.alpha,
-            loss=partial(F.cross_entropy, reduction="none", label_smoothing=recipe.label_smoothing),
-            before=augment.in_turn(before), after=augment.in_turn(after), prepare=self.prepare(), generator=generator,
-            space=space or recipe.space, fill=data.fill,
-        )  # fmt: skip
+        return {
+            "every": recipe.every,
+            "copies": self.copies,
+            "loss": partial(F.cross_entropy, reduction="none", label_smoothing=recipe.label_smoothing),
+            "before": augment.in_turn(before),
+            "after": augment.in_turn(after),
+            "prepare": self.prepare(),
+            "generator": generator,
+            "space": space or recipe.space,
+            "fill": data.fill,
+        }
 
     @property
     def copies(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from metaaugment.baselines.adversarial import AdversarialSampler
 from metaaugment.baselines.found import FoundPolicy
 from metaaugment.baselines.rand_augment import RandAugmentSampler
 from metaaugment.baselines.schedule import Schedule, ScheduleSampler
@@ -19,6 +20,8 @@ from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformS
 
 if TYPE_CHECKING:
     from metaaugment.experiments.recipe import Recipe
+
+COPIES = 8  # of each image, one for each policy of Adversarial AutoAugment
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ def randaugment(recipe: Recipe, found: FoundPolicy | None) -> Sampler:
     return RandAugmentSampler(recipe.magnitude, min(2, recipe.num_ops))
 
 
+def advaa(recipe: Recipe, found: FoundPolicy | None) -> Sampler:
+    return AdversarialSampler(recipe.copies if recipe.copies > 1 else COPIES, recipe.seed)
+
+
 def by_found_policy(recipe: Recipe, found: FoundPolicy | None) -> Sampler:
     if isinstance(found, Schedule):
         return ScheduleSampler(found, recipe.epochs)
@@ -53,5 +60,6 @@ METHODS: dict[str, Method] = {
     "faa": Method(by_found_policy, found=True),
     "pba": Method(by_found_policy, found=True),
     "dada": Method(by_found_policy, found=True),
+    "advaa": Method(advaa, space="autoaugment", copies=COPIES),
     "metaaugment": Method(lambda recipe, found: TransformationSampler(recipe.epsilon, recipe.window), PolicyNetwork),
 }

@@ -149,7 +149,8 @@ class Recipe:
         if self.num_ops is None and self.magnitude is None:
             return
         for name, other in (("num_ops", "magnitude"), ("magnitude", "num-ops")):
-            self._refuse(name, self.method == "randaugment" or getattr(self, name) is None, "left away but for randaugment")
+            unused = self.method != "randaugment" and getattr(self, name) is not None
+            self._refuse(name, not unused, f"left away for --method {self.method}; it is of randaugment")
             self._refuse(name, getattr(self, name) is not None, f"given with --{other}")
         self._refuse("num_ops", 1 <= (self.num_ops or 0) <= 16, "1 to 16")
         self._refuse(
@@ -157,8 +158,7 @@ class Recipe:
         )
 
     def _refuse(self, name: str, good: bool, allowed: str) -> None:
-        if not good:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)!r}; it must be {allowed}")
+        refuse(name, getattr(self, name), good, allowed)
 
     def to_json(self) -> dict[str, Any]:
         return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
@@ -187,6 +187,12 @@ def _fits(value: object, kind: Any) -> bool:
         return any(_fits(value, one) for one in get_args(kind))
     json = {Path: str, float: (int, float)}.get(kind, kind)
     return isinstance(value, json) and (kind is bool or not isinstance(value, bool))
+
+
+def refuse(name: str, value: object, good: bool, allowed: str) -> None:
+    """A ValueError that names the flag of a field, its value and what is allowed, unless the value is good."""
+    if not good:
+        raise ValueError(f"--{name.replace('_', '-')} is {value!r}; it must be {allowed}")
 
 
 def one_of(value: str, allowed: Iterable[str], flag: str) -> None:

@@ -100,8 +100,9 @@ def trainer(
         "data": data.fingerprint(),
         **_about(data),
     }
+    phases = phases or experiment.phases()
     return Trainer(
-        experiment.network, optimizer, phases or experiment.phases(), batches, validation, rate, out, identity, precision,
+        experiment.network, optimizer, phases, batches, validation, rate, out, identity, precision,
         captured=place.capture and device.type == "cuda", watchers=watchers,
     )  # fmt: skip
 

@@ -1,5 +1,14 @@
 """The searches there are, by the name of their system."""
 
+from metaaugment.search import auto_augment, dada, faa, pba
 from metaaugment.search.search import Kind
 
-SEARCHES: dict[str, Kind] = {}
+SEARCHES: dict[str, Kind] = {
+    kind.system: kind
+    for kind in (
+        Kind("faa", faa.Settings, faa.find, faa.trial),
+        Kind("pba", pba.Settings, pba.find, pba.trial),
+        Kind("dada", dada.Settings, dada.find, dada.trial),
+        Kind("autoaugment", auto_augment.Settings, auto_augment.find, auto_augment.trial),
+    )
+}

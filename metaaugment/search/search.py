@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ SEARCH, POLICY = "search.json", "policy.json"
 class Kind:
     """The search of a compared system.
 
-    `settings` is a flat dataclass of what can be set, with a method `check` that refuses what cannot be; `find` is the
-    search; `trial` turns a recipe into that of a trial, where nothing else is asked for.
+    `system` names it. `settings` is a flat dataclass of what can be set, with a method `check` that refuses what cannot
+    be; those that it names in `WHERE` decide where trials are made and nothing else. `find` is the search; `trial`
+    turns a recipe into that of a trial, where nothing else is asked for.
     """
 
+    system: str
     settings: type
     find: Callable[[Laboratory, Any], FoundPolicy]
     trial: Callable[[Recipe], Recipe] = lambda recipe: recipe
@@ -42,11 +44,14 @@ def search(kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Con
     if place.resume is not None:
         recipe, settings = _recorded(kind, recipe, settings, place)
     recipe.check()
+    if recipe.method != kind.system:
+        raise ValueError(f"--method is {recipe.method!r}; this is the search of {kind.system}, leave the flag away")
     settings.check()
     place.check()
     folder = place.resume or place.out or Path("searches") / f"{recipe.name}-{recipe.method}-seed{recipe.seed}"
     file = folder / POLICY
-    about = {"recipe": recipe.to_json(), "settings": asdict(settings)}
+    where = getattr(settings, "WHERE", ())  # names of settings that change nothing but where trials are made
+    about = {"recipe": recipe.to_json(), "settings": {k: v for k, v in asdict(settings).items() if k not in where}}
     with console.status(f"reading {recipe.dataset}"):
         data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
     if len(data.val) == 0:
@@ -63,6 +68,10 @@ def search(kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Con
             policy = kind.find(lab, settings)
         except Interrupted:
             lab.say(f"stopped after {len(lab.trials())} trials; nothing is lost, go on with: {_command(lab)}")
+            raise
+        except ValueError:
+            if not lab.trials():  # it never began: what was wrong can be mended, and the same folder be named again
+                (folder / SEARCH).unlink()
             raise
         cost = cost_of(lab)
         published.write(policy, file, search=about | {"cost": cost, "commit": commit()})
@@ -99,6 +108,8 @@ def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place) -> tuple[
             "name those"
         )
     check_agreement(folder, recipe, kind.trial(RECIPES[recipe.name]()), found)
+    free = {name: getattr(settings, name) for name in getattr(settings, "WHERE", ())}
+    set_then = replace(set_then, **free)
     check_agreement(folder, settings, kind.settings(), set_then)
     return found, set_then
 

@@ -92,8 +92,7 @@ class Trainer:
                 while self.epoch < self.epochs:
                     sums = self._train_epoch(interruption)
                     self._end_epoch(*(sums / self.train.steps).tolist())
-                    if self.epoch < self.epochs:
-                        self._stop_if_asked(interruption)
+                    self._stop_if_asked(interruption)
                 self.checkpoints.wait()
             finally:
                 self._tell("ended")
@@ -235,6 +234,7 @@ class Trainer:
                 entries = {int(key): value for key, value in state["optimizers"][name].items()}
                 groups = optimizer.state_dict()["param_groups"]
                 optimizer.load_state_dict({"state": entries, "param_groups": groups})
+                _lay_out(optimizer)
         torch.set_rng_state(state["generators"]["cpu"])
         if self.train.device.type == "cuda" and "cuda" in state["generators"]:
             torch.cuda.set_rng_state(state["generators"]["cuda"], self.train.device)
@@ -244,6 +244,17 @@ class Trainer:
     def _tell(self, event: str, *news: object) -> None:
         for watcher in self.watchers:
             getattr(watcher, event)(self, *news)
+
+
+def _lay_out(optimizer: Optimizer) -> None:
+    """What an optimizer keeps of a parameter, in that parameter's own strides: a fused step refuses others.
+
+    A checkpoint keeps values only, so that what was channels_last comes back contiguous.
+    """
+    for parameter, entry in optimizer.state.items():
+        for name, value in entry.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                entry[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def check_identity(file: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

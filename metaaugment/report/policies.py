@@ -1,0 +1,65 @@
+"""What a policy of a compared system does, in plain words."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from metaaugment.baselines import published
+from metaaugment.baselines.found import FoundPolicy, Function
+from metaaugment.baselines.schedule import COUNTS, Schedule
+from metaaugment.baselines.sub_policies import SubPolicies
+from metaaugment.ops import INDEX, find_space
+
+# How the argument of a function is said.
+SAYINGS = {
+    "Rotate": "rotate by {:.4g} degrees",
+    "Posterize": "keep {:.0f} bits of each color",
+    "Solarize": "invert values from {:.4g} on",
+    "Color": "color × {:.4g}",
+    "Contrast": "contrast × {:.4g}",
+    "Brightness": "brightness × {:.4g}",
+    "Sharpness": "sharpness × {:.4g}",
+    "ShearX": "shear sideways by {:.4g} pixels a row",
+    "ShearY": "shear upwards by {:.4g} pixels a column",
+    "TranslateX": "move sideways by {:.4g} pixels",
+    "TranslateY": "move up or down by {:.4g} pixels",
+    "Cutout": "fill a square of {:.4g} pixels",
+    "AutoContrast": "stretch each color to its full range",
+    "Equalize": "equalize each color",
+    "Invert": "invert",
+    "Identity": "do nothing",
+}
+
+
+def in_words(name: Path | str, size: int) -> Iterator[str]:
+    """A line on the policy, then one for each sub-policy or stage, for images of so many pixels a side."""
+    policy = published.find(name)
+    yield f"{name}: {policy.source}"
+    if isinstance(policy, SubPolicies):
+        yield f"Each image draws one of {len(policy.sub_policies)} sub-policies; ± is a fair coin's sign."
+        for number, pair in enumerate(policy.sub_policies, 1):
+            first, second = (_phrase(policy, function, size) for function in pair)
+            yield f"{number:3}. {first}, then {second}"
+    if isinstance(policy, Schedule):
+        none, one, two = (f"{share:.0%}" for share in COUNTS)
+        yield (
+            f"{policy.epochs} epochs, stretched to those of a run. Each image gets none ({none}), one ({one}) or two "
+            f"({two}) of an epoch's functions, gone through in random order; ± is a fair coin's sign."
+        )
+        begin = 1
+        for stage in policy.stages:
+            used = [_phrase(policy, function, size) for function in stage.functions if function.probability > 0]
+            yield f"epochs {begin} to {begin + stage.epochs - 1}: {'; '.join(used) or 'nothing'}"
+            begin += stage.epochs
+
+
+def _phrase(policy: FoundPolicy, function: Function, size: int) -> str:
+    saying = SAYINGS[function.name]
+    if function.takes_level:
+        level = (space := find_space(policy.space)).levels[function.name]
+        index, m = torch.tensor(INDEX[function.name]), torch.tensor(policy.magnitude(function), dtype=torch.float64)
+        argument = float(space.arguments(index, m, torch.tensor(1), size, size))
+        # Of what a coin gives its sign, the size alone can be said.
+        saying = saying.replace("{", "± {").format(abs(argument)) if level.signed else saying.format(argument)
+    return f"{saying} ({100 * function.probability:.3g} %)"

@@ -1,0 +1,146 @@
+"""AutoAugment's search: a controller proposes policies, rewarded by the accuracy of networks trained under them."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from metaaugment.baselines.controller import (
+    FUNCTIONS,
+    LEVELS,
+    MAX_LEVEL,
+    PROBABILITIES,
+    SUB_POLICIES,
+    Controller,
+    Reinforce,
+)
+from metaaugment.baselines.found import Function
+from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
+from metaaugment.data.batches import derived_seed
+from metaaugment.experiments.experiment import Experiment
+from metaaugment.experiments.recipe import Recipe, refuse
+from metaaugment.learner import Learner
+from metaaugment.policy import UniformPolicy
+from metaaugment.search.laboratory import Laboratory
+
+BEST = 5  # children whose sub-policies make up the policy that is found
+DECAY = 0.95  # of the mean of rewards that a reward is held against
+
+# What the seed is used for; those of an experiment have the smaller numbers.
+WEIGHTS, DECISIONS, CHILD = 200, 201, 202
+
+# Images of each class that a child is trained on: AutoAugment's 4,000 of CIFAR, and 50 of each of ImageNet's classes,
+# of which it took 120. Data sets that are not here are taken whole.
+REDUCED = {"cifar10": 400, "cifar100": 40, "imagenet": 50, "digits": 20}
+EPOCHS = 30
+
+
+@dataclass(frozen=True)
+class Settings:
+    """AutoAugment's search, at a size that one GPU can do: the original trained 15,000 children for 120 epochs each.
+
+    Each child is a network trained from scratch under a policy that a controller proposes; its validation accuracy is
+    the controller's reward. The policy that is found joins the sub-policies of the best five children.
+    """
+
+    children: int = 200
+    """Networks that are trained, one after the other."""
+    controller_lr: float = 3.5e-3
+    """Learning rate of the controller. The original's, 0.00035, is for thousands of children."""
+
+    def check(self) -> None:
+        refuse("children", self.children, self.children >= 1, "a whole number of at least 1")
+        good = 0 <= self.controller_lr < float("inf")
+        refuse("controller_lr", self.controller_lr, good, "a number of 0 or more")
+
+
+def trial(recipe: Recipe) -> Recipe:
+    """Of a child: at most 30 epochs, on the part of the data that AutoAugment searched on."""
+    epochs = min(recipe.epochs, EPOCHS)
+    return replace(
+        recipe,
+        epochs=epochs,
+        warmup_epochs=recipe.warmup_epochs * epochs // recipe.epochs,
+        per_class=recipe.per_class or REDUCED.get(recipe.dataset),
+        copies=1,
+    )
+
+
+def find(lab: Laboratory, settings: Settings) -> SubPolicies:
+    """Train the children that are still missing, and join the best ones' sub-policies.
+
+    The controller's state is a function of the finished trials alone: a search that goes on makes its steps again.
+    """
+    search = _Search(lab.recipe.seed, settings.controller_lr)
+    children = lab.folder / "children"
+    finished = lab.trials()
+    for row in finished:
+        search.learn(row["decisions"], row["objective"])
+    for number in range(len(finished), settings.children):
+        _remove_all_but(children, str(number))
+        lab.stop_if_asked()
+        decisions = search.propose(number)
+        objective, seconds = _train(lab, number, policy([decisions]), children / str(number))
+        lab.note({"trial": number, "objective": objective, "seconds": seconds, "decisions": decisions})
+        search.learn(decisions, objective)
+        if (number + 1) % max(1, settings.children // 20) == 0:
+            lab.say(f"child {number + 1} of {settings.children}: {objective:.2%}; of late {search.expected:.2%}")
+    shutil.rmtree(children, ignore_errors=True)
+    best = sorted(lab.trials(), key=lambda row: -row["objective"])[:BEST]
+    return policy([row["decisions"] for row in best])
+
+
+class _Search:
+    """The controller, and what it has learned of its proposals."""
+
+    def __init__(self, seed: int, rate: float) -> None:
+        self.seed = seed
+        generator = torch.Generator().manual_seed(derived_seed(seed, WEIGHTS))
+        kinds = len(FUNCTIONS), PROBABILITIES, LEVELS
+        self.controller = Controller(kinds, 2 * SUB_POLICIES, generator)
+        self.reinforce = Reinforce(self.controller, rate)
+        self.expected: float | None = None  # exponential moving mean of the rewards
+
+    def propose(self, number: int) -> list[int]:
+        generator = torch.Generator().manual_seed(derived_seed(self.seed, DECISIONS, number))
+        return self.controller.sample(1, generator)[0].tolist()
+
+    def learn(self, decisions: Sequence[int], reward: float) -> None:
+        self.expected = reward if self.expected is None else self.expected
+        self.reinforce.step(torch.tensor([decisions]), torch.tensor([reward - self.expected]))
+        self.expected = DECAY * self.expected + (1 - DECAY) * reward
+
+
+def policy(decisions: Sequence[Sequence[int]]) -> SubPolicies:
+    """The sub-policies of one sequence of decisions after the other."""
+    functions = [_function(*one[place : place + 3]) for one in decisions for place in range(0, len(one), 3)]
+    pairs = tuple(zip(functions[::2], functions[1::2], strict=True))
+    return SubPolicies("autoaugment", "metaaugment search autoaugment", "autoaugment", MAX_LEVEL, pairs)
+
+
+def _function(function: int, probability: int, level: int) -> Function:
+    return Function(FUNCTIONS[function], probability / (PROBABILITIES - 1), level)
+
+
+def _train(lab: Laboratory, number: int, found: SubPolicies, folder: Path) -> tuple[float, float]:
+    """Validation accuracy after the last epoch of a child, and what it cost in seconds."""
+
+    def learner(experiment: Experiment) -> tuple[Learner, None]:
+        return experiment.learner(SubPolicySampler(found), UniformPolicy(), space=found.space), None
+
+    started = time.perf_counter()
+    experiment = lab.experiment(seed=derived_seed(lab.recipe.seed, CHILD, number))
+    trainer = lab.trainer(experiment, folder, learner)
+    before = trainer.seconds + sum(row["seconds"] for row in trainer.log.rows)  # of a process that was stopped
+    trainer.run()
+    return trainer.log.rows[-1]["val_accuracy"], before + time.perf_counter() - started
+
+
+def _remove_all_but(folder: Path, name: str) -> None:
+    """What a search that was killed left behind: the network in hand goes on, noted ones are not needed."""
+    for child in folder.iterdir() if folder.exists() else ():
+        if child.name != name:
+            shutil.rmtree(child)

@@ -1,0 +1,117 @@
+"""DADA's search (Li et al., ECCV 2020): one training, in which a relaxed policy is learned beside the network."""
+
+import math
+from dataclasses import dataclass, replace
+
+from torch.optim import Adam, Optimizer
+
+from metaaugment.baselines.found import FoundPolicy
+from metaaugment.baselines.sub_policies import SubPolicies
+from metaaugment.experiments.experiment import Experiment
+from metaaugment.experiments.recipe import Recipe, refuse
+from metaaugment.search.laboratory import Laboratory
+from metaaugment.search.relaxed import FUNCTIONS, RelaxedLearner, RelaxedPolicy
+from metaaugment.training.log import Row
+from metaaugment.training.trainer import Trainer
+
+SPACE, MAX_LEVEL = "faa", 1
+BETAS = 0.5, 0.999  # of Adam, for the policy
+# How many images of each class DADA searches on: 4,000 of CIFAR; of ImageNet 50 of each of 120 classes, here of all.
+PER_CLASS = {"cifar10": 400, "cifar100": 40, "imagenet": 50}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Search as DADA does: in one training, by the gradient of the validation loss.
+
+    A trial is an epoch of it; how many there are is said by --epochs, and the policy's learning rate by --policy-lr.
+    """
+
+    temperature: float = 0.5
+    """How sharp the relaxed choices are that the control variates see; lower is sharper."""
+    sub_policies: int = 25
+    """How many make the policy: the likeliest of the 105 pairs of functions."""
+
+    def check(self) -> None:
+        most = math.comb(len(FUNCTIONS), 2)
+        refuse("temperature", self.temperature, 0 < self.temperature < math.inf, "above 0")
+        refuse("sub_policies", self.sub_policies, 1 <= self.sub_policies <= most, f"1 to {most}")
+
+
+def trial(recipe: Recipe) -> Recipe:
+    """The training in which DADA searches: 20 epochs on few images, and Adam at 5e-3 for the policy on each step.
+
+    On CIFAR with WRN-40-2 at 0.1, as it was published; on other data with the network and the rate of the recipe.
+    """
+    recipe = replace(
+        recipe, method="dada", epochs=20, warmup_epochs=0, copies=1, clip=5.0, per_class=PER_CLASS.get(recipe.dataset),
+        policy_optimizer="adam", policy_lr=5e-3, policy_weight_decay=0.0, policy_clip=None, every=1,
+    )  # fmt: skip
+    if recipe.dataset in ("cifar10", "cifar100"):
+        recipe = replace(recipe, network="wrn-40-2", batch=128, lr=0.1, weight_decay=2e-4)
+    return recipe
+
+
+def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
+    """Train to the end, with a note of each epoch; a training that was stopped goes on from its checkpoint."""
+    if lab.recipe.policy_optimizer != "adam":
+        raise ValueError(f"--policy-optimizer is {lab.recipe.policy_optimizer!r}; this search learns by adam only")
+    # A captured step has two passes of the same draws; this one needs a third, for a difference in both directions.
+    lab = replace(lab, place=replace(lab.place, capture=False))
+    trainer = lab.trainer(lab.experiment(), lab.folder / "training", lambda experiment: relaxed(experiment, settings))
+    trainer.watchers = [Notes(lab)]
+    lab.stop_if_asked()
+    trainer.run()
+    source = f"the search of DADA (Li et al., ECCV 2020) by metaaugment, on {lab.data.name}"
+    return SubPolicies("dada", source, SPACE, MAX_LEVEL, tuple(policy_of(trainer).likeliest(settings.sub_policies)))
+
+
+def relaxed(experiment: Experiment, settings: Settings) -> tuple[RelaxedLearner, Optimizer]:
+    """The learner of an experiment, with a relaxed policy, and what this is learned by."""
+    recipe = experiment.recipe
+    policy = RelaxedPolicy(temperature=settings.temperature).to(experiment.device)
+    learner = RelaxedLearner(experiment.network, policy, alpha=recipe.lr, **experiment.handling(SPACE))
+    learned = learner.policy_parameters()
+    return learner, Adam(learned, recipe.policy_lr, BETAS, weight_decay=recipe.policy_weight_decay)
+
+
+def policy_of(trainer: Trainer) -> RelaxedPolicy:
+    policy = trainer.learner.policy
+    assert isinstance(policy, RelaxedPolicy)
+    return policy
+
+
+class Notes:
+    """Remembers each epoch as a trial of the search, once, and says every tenth or so how far it is."""
+
+    def __init__(self, lab: Laboratory) -> None:
+        self.lab = lab
+
+    def began(self, trainer: Trainer) -> None:
+        """An epoch that a killed search finished without a note is noted from the training's own log."""
+        for row in trainer.log.rows:
+            self._note(row)
+
+    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
+        self._note(row)
+        done, epochs = trainer.epoch, trainer.epochs
+        if done * 10 // epochs > (done - 1) * 10 // epochs:
+            share, names = policy_of(trainer).favourite()
+            loss = "not finite" if row["val_loss"] is None else f"{row['val_loss']:.4f}"
+            self.lab.say(
+                f"epoch {done} of {epochs}: validation loss {loss}, accuracy "
+                f"{row['val_accuracy']:.2%}; most drawn: {' and '.join(names)}, {share:.2%}"
+            )
+
+    def stepped(self, trainer: Trainer) -> None:
+        pass
+
+    def ended(self, trainer: Trainer) -> None:
+        pass
+
+    def _note(self, row: Row) -> None:
+        if any(trial["trial"] == row["epoch"] for trial in self.lab.trials()):
+            return
+        loss = row["val_loss"]
+        note = {"trial": row["epoch"], "objective": None if loss is None else -loss, "seconds": row["seconds"]}
+        self.lab.note(note | {"val_accuracy": row["val_accuracy"], "train_loss": row["train_loss"]})

@@ -1,0 +1,552 @@
+"""Fast AutoAugment's search: density matching by Bayesian optimization (Lim et al., NeurIPS 2019).
+
+Each of K folds splits the training images, class by class, into D_M and D_A. A network θ is trained on D_M without
+augmentation; then TPE looks for policies T that keep D_A where θ expects it: those that minimize L(θ | T(D_A)), the
+mean cross-entropy over held-out images that draw one transformation of T each. No network is trained a trial. The
+sub-policies of the best policies of all folds are the policy found.
+
+As in the released code a fold is one of five stratified shuffles that hold 40 % out, a policy is five sub-policies of
+two functions, TPE is HyperOpt's (20 random trials first, each number on its own), and of sub-policies with the same
+functions in one policy the first is kept. As in this paper's Omniglot experiment all training images and the task
+network are used, and the 14 functions of MetaAugment; levels are Fast AutoAugment's own, in [0, 1]. Where the released
+code and the equation differ, the equation holds: the code lets each image draw five times, and counts how often the
+best of the five is classified correctly.
+
+Flip, crop and Cutout of the recipe are no part of T, and D_A is judged without them: θ has been trained with flip and
+crop, so that they would add noise to all policies alike, and Cutout comes behind the policy when it is trained with.
+A policy that does nothing therefore scores what the plain images score.
+"""
+
+import fcntl
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from jaxtyping import Int64
+from rich.console import Console
+from torch import Tensor, nn
+
+from metaaugment.baselines import published
+from metaaugment.baselines.found import FoundPolicy, Function
+from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
+from metaaugment.data import DataSet, dataset
+from metaaugment.data.augment import Augmentation
+from metaaugment.data.batches import Batch, Reader, derived_seed, on_device, once
+from metaaugment.data.splits import Split, apportion, split
+from metaaugment.experiments.place import Place
+from metaaugment.experiments.recipe import Recipe, refuse
+from metaaugment.ops import INDEX, OPS, PAPER_OPS
+from metaaugment.search.laboratory import Laboratory, Row
+from metaaugment.training.evaluation import evaluate
+from metaaugment.training.interruption import Interrupted, Interruption
+from metaaugment.transformation import apply
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.storages import BaseStorage
+    from optuna.trial import BaseTrial, FrozenTrial, Trial
+
+STUDIES = "studies.log"
+# Of the trials of a study; HyperOpt's number.
+RANDOM_TRIALS = 20
+# The objective of a policy under which the loss is not finite.
+WORST = -1e9
+# What a seed is used for; each use has random numbers of its own.
+_SPLIT, _PROPOSALS, _DRAWS = range(3)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Search a policy as Fast AutoAugment does: by how well plainly trained networks know the augmented images."""
+
+    WHERE: ClassVar = ("processes", "storage")
+
+    folds: int = 5
+    """Divisions of the training images, with a network and a study each."""
+    held_out: float = 0.4
+    """Share of the training images that a fold judges policies by; its network is trained on the others."""
+    trials: int = 200
+    """Policies tried in each fold."""
+    sub_policies: int = 5
+    """Sub-policies of a policy, of two functions each."""
+    best: int = 10
+    """Policies of each fold whose sub-policies make the policy found."""
+    processes: int = 1
+    """Processes that share the trials, on the GPUs in turn; only a single one finds the same policy each time."""
+    storage: str | None = None
+    """URL of a database, as SQLAlchemy has them, by which several machines share the trials; a file if not given."""
+
+    def check(self) -> None:
+        for name in ("folds", "trials", "sub_policies", "best", "processes"):
+            refuse(name, getattr(self, name), getattr(self, name) >= 1, "a whole number of at least 1")
+        refuse("held_out", self.held_out, 0 < self.held_out <= 0.5, "a share above 0, and at most 0.5")
+        refuse("storage", self.storage, self.storage is None or "://" in self.storage, "a URL such as sqlite:///FILE")
+
+
+def trial(recipe: Recipe) -> Recipe:
+    """For the networks of the folds: the recipe's own training, of 200 epochs at most as in the released code."""
+    return replace(recipe, epochs=min(recipe.epochs, 200), copies=1)
+
+
+def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
+    """Go on until each fold has its trials; of one process and one seed always the same policy, stopped or not."""
+    key = _key(lab, settings)
+    studies = _studies(lab.folder, settings, key)
+    progress = _Progress(lab, settings)
+    while True:
+        if settings.storage is None:
+            _give_up([(study, trial) for study in studies for trial in _running(study)])
+        _note_missing(lab, settings, studies)
+        missing = sum(settings.trials - len(_finished(study)) for study in studies)
+        if missing == 0:
+            return _found(lab, settings, studies)
+        if min(settings.processes, missing) == 1:
+            _work(lab, settings, studies, 0, progress.look)
+        else:
+            _work_together(lab, settings, key, min(settings.processes, missing), progress.look)
+        if settings.storage is not None:
+            _await_others(lab, studies)
+
+
+def _found(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> SubPolicies:
+    """The sub-policies of the best policies of each fold, without duplicates."""
+    kept: list[tuple[Function, Function]] = []
+    for study in studies:
+        ranked = sorted(_finished(study).values(), key=lambda trial: -_value(trial))
+        for trial in ranked[: settings.best]:
+            first: dict[tuple[str, str], tuple[Function, Function]] = {}
+            for pair in propose(trial, settings.sub_policies).sub_policies:
+                first.setdefault((pair[0].name, pair[1].name), pair)
+            kept += first.values()
+    return replace(
+        _policy(dict.fromkeys(kept)),
+        source=f"Fast AutoAugment's search for {lab.recipe.name}: {settings.folds} folds of {settings.trials} trials, "
+        f"seed {lab.recipe.seed}",
+    )
+
+
+# -- a fold -----------------------------------------------------------------------------------------------------------
+
+
+def divide(labels: Int64[Tensor, " n"], held_out: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of D_M and D_A: disjoint, together all, each with every class in proportion."""
+    sizes = labels.bincount().tolist()
+    judged, trained = split(labels, seed % 2**32, apportion(round(held_out * len(labels)), sizes))
+    if len(judged) == 0:
+        raise ValueError(f"--held-out is {held_out:g}, which is none of {len(labels)} training images; choose more")
+    return trained, judged
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A network and the images that it judges policies by.
+
+    `data`: its training images are D_M, its validation images D_A. `precision` makes the context of passes.
+    """
+
+    number: int
+    network: nn.Module
+    data: DataSet
+    held_out: Split  # D_A again, on the device
+    device: torch.device
+    prepare: Augmentation
+    precision: Callable[[], AbstractContextManager[object]]
+    reader: Reader
+
+    def objective(self, policy: SubPolicies | None = None, seed: int = 0) -> float:
+        """−L(θ | T(D_A)), more is better; without a policy that of the plain images."""
+        batches = once(self.held_out, self.device, self.reader)
+        if policy is not None:
+            generator = torch.Generator(self.device).manual_seed(seed)
+            batches = augmented(batches, policy, self.data.fill, generator)
+        with self.precision():
+            return -evaluate(self.network, batches, self.prepare).loss
+
+
+def augmented(
+    batches: Iterator[Batch], policy: SubPolicies, fill: Sequence[int], generator: torch.Generator
+) -> Iterator[Batch]:
+    """T(D_A): each image under a transformation of its own."""
+    sampler = SubPolicySampler(policy)
+    for images, labels in batches:
+        yield apply(images, sampler.sample(len(images), generator), policy.space, fill), labels
+
+
+def train(lab: Laboratory, settings: Settings, number: int) -> Fold:
+    """θ of a fold, trained on D_M without augmentation, or read where it is trained already.
+
+    Its row is number 0 of the fold: the cost of the training, and the objective without a policy.
+    """
+    seed = derived_seed(lab.recipe.seed, _SPLIT, number)
+    trained, judged = divide(lab.data.train.labels, settings.held_out, seed)
+    data = replace(lab.data, train=lab.data.train.take(trained), val=lab.data.train.take(judged))
+    # Whoever comes second waits, and reads what was trained.
+    with FileLock(lab.folder / f"fold-{number}.lock"):
+        lab.stop_if_asked()
+        experiment = lab.experiment(data, method="baseline", policy=None)
+        trainer = lab.trainer(experiment, lab.folder / f"fold-{number}")
+        trainer.run()
+        reader = Reader(lab.place.readers, lab.place.corrupt == "skip")
+        held_out = on_device(data.val, lab.device)
+        fold = Fold(
+            number, experiment.network, data, held_out, lab.device, experiment.prepare(), trainer.precision, reader
+        )
+        if (number, 0) not in _noted(lab):
+            plain = fold.objective()
+            if not math.isfinite(plain):
+                raise ValueError(
+                    f"the network of fold {number} diverged: its loss on held-out images is {-plain}; "
+                    "search in another folder with a smaller --lr"
+                )
+            seconds = sum(row["seconds"] for row in trainer.log.rows)
+            lab.note(_row(settings, number, 0, plain, seconds))
+    return fold
+
+
+# -- trials -----------------------------------------------------------------------------------------------------------
+
+
+def search(
+    lab: Laboratory, settings: Settings, fold: Fold, study: "Study", look: Callable[[], None] = lambda: None
+) -> None:
+    """Try policies until none of the fold's trials is left to begin."""
+    from optuna.samplers import TPESampler
+    from optuna.trial import TrialState
+
+    while True:
+        lab.stop_if_asked()
+        trial = _claim(lab, settings, study)
+        if trial is None:
+            return
+        began = time.perf_counter()
+        place, seed = trial.user_attrs["place"], lab.recipe.seed
+        # A sampler of its own for each trial: what it proposes depends on the place and on the trials before only.
+        study.sampler = TPESampler(
+            n_startup_trials=RANDOM_TRIALS,
+            multivariate=False,
+            seed=derived_seed(seed, _PROPOSALS, fold.number, place) % 2**32,
+        )
+        policy = propose(trial, settings.sub_policies)
+        objective = fold.objective(policy, derived_seed(seed, _DRAWS, fold.number, place))
+        trial.set_user_attr("seconds", time.perf_counter() - began)
+        # Another machine may have given it up meanwhile, and then it does not count.
+        told = study.tell(trial, objective if math.isfinite(objective) else WORST, skip_if_finished=True)
+        if told.state == TrialState.COMPLETE:
+            lab.note(_row_of(settings, fold.number, told))
+        look()
+
+
+def _claim(lab: Laboratory, settings: Settings, study: "Study") -> "Trial | None":
+    """A trial at the first place that nobody has; None where there is none.
+
+    Processes of this folder wait for each other. Two machines may take the same place at once; it is then tried twice,
+    and the first one counts.
+    """
+    from optuna.trial import TrialState
+
+    with FileLock(lab.folder / "claims.lock"):
+        taken = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
+        free = set(range(settings.trials)) - {trial.user_attrs.get("place") for trial in taken}
+        if not free:
+            return None
+        trial = study.ask()
+        trial.set_user_attr("place", min(free))
+        return trial
+
+
+def propose(trial: "BaseTrial", sub_policies: int) -> SubPolicies:
+    """The policy of a trial: drawn by the study's sampler, or read back where the trial is finished."""
+    names = [op.name for op in PAPER_OPS]
+
+    def function(place: str) -> Function:
+        name = trial.suggest_categorical(f"function-{place}", names)
+        probability = trial.suggest_float(f"probability-{place}", 0, 1)
+        level = trial.suggest_float(f"level-{place}", 0, 1)
+        return Function(name, probability, level if OPS[INDEX[name]].magnitude else 0.0)
+
+    return _policy((function(f"{n}-first"), function(f"{n}-second")) for n in range(sub_policies))
+
+
+def _policy(pairs: Iterable[tuple[Function, Function]]) -> SubPolicies:
+    return SubPolicies(system="faa", source="", space="faa", max_level=1, sub_policies=tuple(pairs))
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _row(settings: Settings, fold: int, number: int, objective: float, seconds: float) -> Row:
+    place = fold * (settings.trials + 1) + number
+    return {"trial": place, "fold": fold, "number": number, "objective": objective, "seconds": seconds}
+
+
+def _row_of(settings: Settings, fold: int, trial: "FrozenTrial") -> Row:
+    row = _row(settings, fold, trial.user_attrs["place"] + 1, _value(trial), trial.user_attrs["seconds"])
+    return row | {"sub_policies": published.encode(propose(trial, settings.sub_policies))["sub_policies"]}
+
+
+def _noted(lab: Laboratory) -> set[tuple[int, int]]:
+    return {(row["fold"], row["number"]) for row in lab.trials()}
+
+
+def _note_missing(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> None:
+    """Of processes that were killed before they could, and of other machines."""
+    noted = _noted(lab)
+    for fold, study in enumerate(studies):
+        for place, trial in _finished(study).items():
+            if (fold, place + 1) not in noted:
+                lab.note(_row_of(settings, fold, trial))
+
+
+class _Progress:
+    """Says how far the search is, by the rows that there are: for each network, and each tenth of the trials."""
+
+    def __init__(self, lab: Laboratory, settings: Settings) -> None:
+        self.lab, self.total = lab, settings.folds * (settings.trials + 1)
+        self.seen = len(lab.trials())
+
+    def look(self) -> None:
+        rows, before = self.lab.trials(), self.seen
+        self.seen = len(rows)
+        for row in rows[before:]:
+            if row["number"] == 0:
+                self.lab.say(f"fold {row['fold']}: trained; loss {-row['objective']:.4f} on plain held-out images")
+        if 10 * self.seen // self.total > 10 * before // self.total:
+            tried = [row for row in rows if row["number"] > 0]
+            least = {fold: -max(row["objective"] for row in tried if row["fold"] == fold) for fold in _folds_of(tried)}
+            losses = "".join(f"; fold {fold}: least loss {loss:.4f} on augmented ones" for fold, loss in least.items())
+            self.lab.say(f"{self.seen:,} of {self.total:,} trials{losses}")
+
+
+def _folds_of(rows: Sequence[Row]) -> list[int]:
+    return sorted({row["fold"] for row in rows})
+
+
+# -- studies ----------------------------------------------------------------------------------------------------------
+
+
+def _key(lab: Laboratory, settings: Settings) -> str:
+    """What tells searches apart in one database: all that decides the outcome of a trial."""
+    decisive = asdict(replace(settings, processes=1, storage=None))
+    text = json.dumps([lab.recipe.to_json(), decisive, lab.data.fingerprint()])
+    return f"faa-{lab.recipe.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _studies(folder: Path, settings: Settings, key: str) -> "list[Study]":
+    """One a fold."""
+    try:
+        import optuna
+    except ImportError:
+        raise ValueError(
+            "Fast AutoAugment's search needs the package optuna; install it with: pip install 'metaaugment[search]'"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = _storage(folder, settings.storage)
+    return [
+        optuna.create_study(
+            storage=storage, study_name=f"{key}-fold-{fold}", direction="maximize", load_if_exists=True
+        )
+        for fold in range(settings.folds)
+    ]  # fmt: skip
+
+
+def _storage(folder: Path, url: str | None) -> "BaseStorage":
+    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if url is None:
+        file = folder / STUDIES
+        return JournalStorage(JournalFileBackend(str(file), cast(Any, JournalLock(file))))
+    try:
+        return RDBStorage(url)
+    except Exception as error:  # of SQLAlchemy, of the driver, of the database: each has its own
+        # Without what stands before the @: it may hold a password.
+        where = url.split("@")[-1]
+        reason = str(error).splitlines()[0].replace(url, where)
+        raise ValueError(
+            f"--storage {where} cannot be opened ({reason}); see that it is there, or leave it away"
+        ) from None
+
+
+def _finished(study: "Study") -> "dict[int, FrozenTrial]":
+    """By their places, in order; of two at one place the first."""
+    from optuna.trial import TrialState
+
+    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    by_place = {trial.user_attrs["place"]: trial for trial in reversed(trials)}
+    return dict(sorted(by_place.items()))
+
+
+def _running(study: "Study") -> "list[FrozenTrial]":
+    from optuna.trial import TrialState
+
+    return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+
+def _give_up(trials: "Sequence[tuple[Study, FrozenTrial]]") -> None:
+    """Those of processes that are no more: their places are free again."""
+    from optuna.trial import TrialState
+
+    for study, trial in trials:
+        study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+
+def _value(trial: "FrozenTrial") -> float:
+    assert trial.value is not None
+    return trial.value
+
+
+# -- several processes ------------------------------------------------------------------------------------------------
+
+
+def _work(
+    lab: Laboratory, settings: Settings, studies: "Sequence[Study]", first: int, look: Callable[[], None]
+) -> None:
+    """Train and search all folds that are not finished, beginning with the first; others may do so at once."""
+    for fold in (number % settings.folds for number in range(first, first + settings.folds)):
+        if len(_finished(studies[fold])) < settings.trials:
+            trained = train(lab, settings, fold)
+            look()
+            search(lab, settings, trained, studies[fold], look)
+
+
+def _work_together(lab: Laboratory, settings: Settings, key: str, processes: int, look: Callable[[], None]) -> None:
+    """By so many processes, which begin with different folds and then help each other, until they are done or dead."""
+    context, before = multiprocessing.get_context("spawn"), len(lab.trials())
+    workers, reports = [], []
+    try:
+        for index in range(processes):
+            report, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_worker, args=(lab.recipe, lab.place, lab.folder, settings, key, index, theirs)
+            )
+            process.start()
+            theirs.close()
+            workers.append(process)
+            reports.append(report)
+        while alive := [process.sentinel for process in workers if process.is_alive()]:
+            wait(alive, timeout=1)
+            look()
+            lab.stop_if_asked()
+            _raise_first(reports)
+    finally:
+        for process in workers:
+            process.terminate()  # asks those that live to end behind their trial
+        for process in workers:
+            process.join()
+    _raise_first(reports)
+    dead = [process for process in workers if process.exitcode]
+    if dead and len(lab.trials()) == before:
+        raise ValueError(
+            f"{len(dead)} of {processes} processes were killed, exit status {dead[0].exitcode}, before a "
+            "trial was finished; see that there is memory for all of them, or search with fewer --processes"
+        )
+    if dead:
+        lab.say(f"{len(dead)} of {processes} processes were killed; what they had begun is begun again")
+
+
+def _raise_first(reports: Sequence[Connection]) -> None:
+    for report in reports:
+        try:
+            if report.poll():
+                raise ValueError(report.recv())
+        except EOFError:  # it ended without one
+            continue
+
+
+def _worker(
+    recipe: Recipe, place: Place, folder: Path, settings: Settings, key: str, index: int, report: Connection
+) -> None:
+    threading.Thread(target=_die_with_the_parent, daemon=True).start()
+    try:
+        with Interruption() as interruption:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal it reaches all: the parent decides
+            torch.set_num_threads(max(1, torch.get_num_threads() // settings.processes))
+            data = dataset(
+                recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class
+            )
+            lab = Laboratory(recipe, place, data, folder, Console(quiet=True), interruption)
+            if lab.device.type == "cuda":
+                torch.cuda.set_device(index % torch.cuda.device_count())
+            _work(lab, settings, _studies(folder, settings, key), index, lambda: None)
+    except Interrupted:
+        pass
+    except (ValueError, OSError) as error:
+        report.send(str(error))
+
+
+def _die_with_the_parent() -> None:
+    """Whoever goes on with the search must be alone in its folder."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _await_others(lab: Laboratory, studies: "Sequence[Study]") -> None:
+    """Until other machines have finished their trials, or nothing has happened for so long that they must be dead.
+
+    By our own clock: theirs may show another time.
+    """
+    changed, before = time.monotonic(), -1
+    while running := [(study, trial) for study in studies for trial in _running(study)]:
+        lab.stop_if_asked()
+        finished = [trial for study in studies for trial in _finished(study).values()]
+        longest = max((trial.user_attrs["seconds"] for trial in finished), default=0.0)
+        if len(finished) != before:
+            before, changed = len(finished), time.monotonic()
+        if time.monotonic() - changed > max(60, 10 * longest):
+            _give_up(running)
+            return
+        time.sleep(1)
+
+
+class FileLock:
+    """A file that one process holds at a time; what a killed process held is free at once."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._held: IO[bytes] | None = None
+
+    def acquire(self) -> bool:
+        self._held = self.file.open("ab+")
+        fcntl.flock(self._held, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        assert self._held is not None
+        self._held.close()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class JournalLock(FileLock):
+    """Of Optuna's journal, on the journal itself.
+
+    In place of Optuna's own ones, which a killed process leaves behind. A line that it left half written goes: Optuna
+    would append to it, and could never read the file again.
+    """
+
+    def acquire(self) -> bool:
+        super().acquire()
+        assert self._held is not None
+        if self._held.seek(0, os.SEEK_END) > 0:
+            self._held.seek(-1, os.SEEK_END)
+            if self._held.read() != b"\n":
+                self._held.truncate(self.file.read_bytes().rfind(b"\n") + 1)
+        return True

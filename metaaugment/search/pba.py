@@ -1,0 +1,95 @@
+"""The search of population based augmentation (Ho et al. 2019): a schedule, from one population of networks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from metaaugment.baselines.schedule import Schedule
+from metaaugment.experiments.recipe import Recipe, one_of, refuse
+from metaaugment.ops import PAPER_OPS
+from metaaugment.search import population
+from metaaugment.search.laboratory import Laboratory
+from metaaugment.search.population import Functions
+
+# In its own order, which the schedules that its authors released have too.
+PBA_FUNCTIONS = (
+    "Rotate", "TranslateX", "TranslateY", "Brightness", "Color", "Invert", "Sharpness", "Posterize", "ShearX",
+    "Solarize", "ShearY", "Equalize", "AutoContrast", "Cutout", "Contrast",
+)  # fmt: skip
+PAPER_FUNCTIONS = tuple(op.name for op in PAPER_OPS)
+
+# Training images of each class: 4,000 of CIFAR as its authors had, 3,246 of Omniglot as the paper has.
+PER_CLASS = {"cifar10": 400, "cifar100": 40, "omniglot": 2}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Population based augmentation: networks train side by side, and bad ones go on from good ones.
+
+    All start without augmentation. At each interval the worst quarter takes over network and policy of one of the best
+    quarter each, and changes that policy. What the best network was trained under, epoch by epoch, is the schedule.
+    """
+
+    WHERE: ClassVar = ("ray_workers", "address")
+
+    trials: int = 16
+    """Networks of the population."""
+    interval: int = 3
+    """Epochs from one change to the next."""
+    functions: Literal["paper", "pba"] = "paper"
+    """Which functions: the paper's 14 in the recipe's space, or PBA's own 15 in AutoAugment's."""
+    ray_workers: int | None = None
+    """Train so many trials at a time, with Ray; one after the other, without Ray, if not given."""
+    address: str | None = None
+    """Of a Ray cluster to do so on, such as HOST:6379; its machines must all reach the search's folder."""
+
+    def check(self) -> None:
+        refuse("trials", self.trials, self.trials >= 2, "a whole number of at least 2")
+        refuse("interval", self.interval, self.interval >= 1, "a whole number of at least 1")
+        one_of(self.functions, ("paper", "pba"), "--functions")
+        many = self.ray_workers is None or self.ray_workers >= 1
+        refuse("ray_workers", self.ray_workers, many, "a whole number of at least 1")
+
+
+def find(lab: Laboratory, settings: Settings) -> Schedule:
+    """Search to the end; the schedule has as many epochs as a trial."""
+    epochs = lab.recipe.epochs
+    if settings.interval >= epochs:
+        raise ValueError(
+            f"--interval is {settings.interval}, but a trial has {epochs} epochs, so that no policy would ever change; "
+            "choose a smaller one, or more --epochs"
+        )
+    functions = _functions(settings, lab.recipe)
+    evolve = population.evolve
+    if settings.ray_workers is not None or settings.address is not None:
+        evolve = _ray(settings)
+    return functions.schedule(evolve(lab, functions, settings.trials, settings.interval))
+
+
+def trial(recipe: Recipe) -> Recipe:
+    """As its authors searched on CIFAR, and the paper on Omniglot: few images, WRN-40-2 and 200 epochs.
+
+    Everything else keeps its own network and epochs.
+    """
+    recipe = replace(recipe, method="pba", transfer=False, copies=1)
+    if recipe.dataset not in PER_CLASS:
+        return recipe
+    return replace(
+        recipe, per_class=PER_CLASS[recipe.dataset], network="wrn-40-2", epochs=200, lr=0.1, weight_decay=5e-4
+    )
+
+
+def _functions(settings: Settings, recipe: Recipe) -> Functions:
+    source = f"metaaugment search pba {recipe.name}: {settings.trials} trials of {recipe.network} on {recipe.dataset}"
+    if settings.functions == "pba":
+        return Functions(PBA_FUNCTIONS, "autoaugment", source)
+    return Functions(PAPER_FUNCTIONS, recipe.space, source)
+
+
+def _ray(settings: Settings) -> Callable[[Laboratory, Functions, int, int], list[population.Policy]]:
+    try:
+        from metaaugment.search.ray_population import RayPopulation
+    except ImportError:
+        flag = "--ray-workers" if settings.address is None else "--address"
+        raise ValueError(f"{flag} needs the package ray; install it with: pip install 'metaaugment[search]'") from None
+    return RayPopulation(settings.ray_workers, settings.address).evolve

@@ -1,0 +1,203 @@
+"""A population of networks that train side by side: bad ones go on from good ones, under changed policies.
+
+Population based training (Jaderberg et al. 2017) as population based augmentation uses it (Ho et al. 2019), one trial
+after the other on one device.
+"""
+
+import gc
+import itertools
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from torch.optim import Optimizer
+
+from metaaugment.baselines.found import Function
+from metaaugment.baselines.schedule import Schedule, ScheduleSampler, Stage
+from metaaugment.data.batches import derived_seed
+from metaaugment.experiments.experiment import Experiment
+from metaaugment.learner import Learner
+from metaaugment.policy import UniformPolicy
+from metaaugment.sealed import write_atomically
+from metaaugment.search.laboratory import Laboratory, Row
+from metaaugment.training import checkpoint
+from metaaugment.training.folder import read_json, write_json
+
+POPULATION = "population.json"
+QUANTILE = 0.25  # of the population: as many go on from better ones
+COPIES = 2  # of each function, with numbers of their own
+MAX_TENTHS, MAX_LEVEL = 10, 9
+ANEW = 0.2  # the share of numbers that are drawn anew
+SCALE = 10  # what levels are of: 9 is not the strongest there is
+# What the recipe's seed is used for here; `experiments.experiment` has the numbers up to 3.
+INITIAL, EVOLUTION = 10, 11
+
+# Of each function in turn its probability in tenths and its level.
+Policy = list[int]
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The functions that policies are made of, and the space of their levels. `source`: where schedules come from."""
+
+    names: tuple[str, ...]
+    space: str
+    source: str
+
+    def start(self) -> Policy:
+        """Nothing is applied."""
+        return [0, 0] * len(self.names) * COPIES
+
+    def schedule(self, lineage: Sequence[Policy]) -> Schedule:
+        """What a network was trained under, from the policy of each epoch."""
+        stages = tuple(Stage(len(list(same)), self._stage(policy)) for policy, same in itertools.groupby(lineage))
+        return Schedule("pba", self.source, self.space, SCALE, stages)
+
+    def _stage(self, policy: Policy) -> tuple[Function, ...]:
+        numbers = zip(self.names * COPIES, policy[::2], policy[1::2], strict=True)
+        return tuple(Function(name, tenths / 10, level) for name, tenths, level in numbers)
+
+
+def explore(policy: Policy, random: Random) -> Policy:
+    """Each number drawn anew, or moved by up to three either way, as population based augmentation does."""
+    return [_changed(number, most, random) for number, most in zip(policy, itertools.cycle((MAX_TENTHS, MAX_LEVEL)))]
+
+
+def _changed(number: int, most: int, random: Random) -> int:
+    if random.random() < ANEW:
+        return random.randint(0, most)
+    return min(most, max(0, number + random.choice((-1, 1)) * random.randint(0, 3)))
+
+
+def exploit(objectives: Sequence[float], random: Random) -> dict[int, int]:
+    """Which trial each of the worst quarter goes on from: any of the best quarter."""
+    order = ranked(objectives)
+    number = min(math.ceil(QUANTILE * len(order)), len(order) // 2)
+    return {loser: random.choice(order[-number:]) for loser in order[:number]}
+
+
+def ranked(objectives: Sequence[float]) -> list[int]:
+    """Trials from the worst to the best; of equal ones the later is better, so that the order is no accident."""
+    return sorted(range(len(objectives)), key=lambda trial: objectives[trial])
+
+
+def intervals(epochs: int, interval: int) -> list[range]:
+    """The epochs of each generation; the last one may have fewer."""
+    return [range(first, min(first + interval, epochs)) for first in range(0, epochs, interval)]
+
+
+class LineageSampler(ScheduleSampler):
+    """Augments by one policy, and keeps those of all epochs before.
+
+    They are part of its state, and so travel with the network in one file, whoever goes on from it.
+    """
+
+    def __init__(self, functions: Functions, policy: Policy) -> None:
+        super().__init__(functions.schedule([policy]), epochs=1)
+        self.policy, self.lineage = policy, []
+
+    def update(self) -> None:
+        super().update()
+        self.lineage = [*self.lineage, self.policy]
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"lineage": self.lineage}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.lineage = state["lineage"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A network of the population, in a folder of its own.
+
+    Each has its own initial weights, but the mini-batches of all are the same, and so is their recipe: a checkpoint of
+    one fits all others.
+    """
+
+    lab: Laboratory
+    functions: Functions
+    number: int
+    folder: Path
+
+    def advance(self, policy: Policy, epochs: range) -> tuple[float, float]:
+        """Train through these epochs, or what is left of them; returns validation accuracy and seconds."""
+        started = time.perf_counter()
+        if self.lab.device.type == "cuda":
+            gc.collect()  # trainers refer to themselves: the memory of the one before would not be free yet
+        recipe = self.lab.recipe
+        fresh = self.lab.experiment(seed=derived_seed(recipe.seed, INITIAL, self.number))
+
+        def learner(experiment: Experiment) -> tuple[Learner, Optimizer | None]:
+            sampler = LineageSampler(self.functions, policy)
+            return experiment.learner(sampler, UniformPolicy(), space=self.functions.space), None
+
+        trainer = self.lab.trainer(replace(fresh, recipe=recipe), self.folder, learner, epochs.stop)
+        # What another process had done of it before it was stopped.
+        before = sum(row["seconds"] for row in trainer.log.rows[epochs.start :]) + trainer.seconds
+        trainer.run()
+        return trainer.log.rows[-1]["val_accuracy"], before + time.perf_counter() - started
+
+    def go_on_from(self, folder: Path) -> None:
+        """Have the network, optimizer and lineage of a checkpoint in another folder, instead of one's own."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / checkpoint.BEFORE).unlink(missing_ok=True)
+        source = folder / checkpoint.LAST
+        write_atomically(self.folder / checkpoint.LAST, lambda part: shutil.copyfile(source, part))
+
+
+def lineage(folder: Path) -> list[Policy]:
+    """The policy of each epoch that a checkpoint was trained through."""
+    state = checkpoint.load(folder)
+    if state is None:
+        raise ValueError(f"{folder} has no {checkpoint.LAST} any more; begin another search with --out")
+    return state["learner"]["sampler"]["lineage"]
+
+
+def evolve(lab: Laboratory, functions: Functions, number: int, interval: int) -> list[Policy]:
+    """Train so many trials generation by generation; returns the best one's lineage.
+
+    `population.json` names the generation under way and its policies. It is written when all copies for it are made,
+    and those who are copied are not trained before: whenever it stops, what is there is enough to go on.
+    """
+    trials = [Trial(lab, functions, place, lab.folder / f"trial-{place:02d}") for place in range(number)]
+    generations, file = intervals(lab.recipe.epochs, interval), lab.folder / POPULATION
+    known = {(row["trial"], row["generation"]): row["objective"] for row in lab.trials()}
+    state = read_json(file) if file.exists() else {"generation": 0, "policies": [functions.start()] * number}
+    while True:
+        generation, policies = state["generation"], state["policies"]
+        for trial, policy in zip(trials, policies, strict=True):
+            if (trial.number, generation) not in known:
+                lab.stop_if_asked()
+                epochs = generations[generation]
+                objective, seconds = trial.advance(policy, epochs)
+                lab.note(row(trial.number, generation, epochs, objective, seconds, policy))
+                known[trial.number, generation] = objective
+                tell(lab, len(known), number * len(generations), max(known.values()))
+        objectives = [known[trial.number, generation] for trial in trials]
+        if generation + 1 == len(generations):
+            return lineage(trials[ranked(objectives)[-1]].folder)
+        random = Random(derived_seed(lab.recipe.seed, EVOLUTION, generation))
+        for loser, winner in exploit(objectives, random).items():
+            trials[loser].go_on_from(trials[winner].folder)
+            policies = [*policies[:loser], explore(policies[winner], random), *policies[loser + 1 :]]
+        state = {"generation": generation + 1, "policies": policies}
+        write_json(file, state)
+
+
+def row(trial: int, generation: int, epochs: range, objective: float, seconds: float, policy: Policy) -> Row:
+    """What is remembered of a trial's interval."""
+    about = {"trial": trial, "generation": generation, "epoch": epochs.stop}
+    return about | {"objective": objective, "seconds": seconds, "policy": policy}
+
+
+def tell(lab: Laboratory, done: int, total: int, best: float) -> None:
+    """A line for each tenth of the work."""
+    if done * 10 // total > (done - 1) * 10 // total:
+        lab.say(f"{done:,} of {total:,} intervals; best validation accuracy {best:.2%}")

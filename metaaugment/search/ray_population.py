@@ -1,0 +1,282 @@
+"""The same population with Ray Tune: trials train at the same time, on one machine or on a cluster.
+
+Only imported where Ray is asked for. Each trial is compared with the others as soon as it is through an interval, as
+population based augmentation does it, so that no worker waits: who copies whom depends on who comes first, and no two
+searches are the same. Tune could wait for all trials (`synch`), but forgets at a restart who it waits for, and hangs.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.schedulers import PopulationBasedTraining
+from rich.console import Console
+
+import metaaugment
+from metaaugment.data import DataSet
+from metaaugment.experiments.place import Place
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.search import population
+from metaaugment.search.laboratory import Laboratory
+from metaaugment.search.population import QUANTILE, Functions, Policy, Trial, intervals
+from metaaugment.training import checkpoint
+
+FOLDER = "ray"  # of Tune's own state and checkpoints, within the search's
+FAILURES = 3  # of a trial: a worker that dies is started again from its last checkpoint, but not forever
+ANSWERS_WITHIN = 5.0  # seconds, that a cluster may take
+# Ray's servers speak HTTP/2: its opening, and an empty frame of settings, which they answer with one of theirs.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+# Ray reports its use over the network, writes logs for TensorBoard and changes folders, unless told otherwise. Ctrl-C
+# is noted by the search itself.
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker must know to train any trial."""
+
+    recipe: Recipe
+    place: Place
+    data: DataSet
+    folder: Path
+    functions: Functions
+    interval: int
+    here: Path
+
+
+class Worker(tune.Trainable):
+    """A process of Ray that trains one trial after the other, an interval a step."""
+
+    def setup(self, config: dict[str, Any], task: Task) -> None:  # type: ignore[override]  # Tune adds the task
+        with contextlib.suppress(OSError):  # on another machine, where paths must be absolute
+            os.chdir(task.here)
+        self.lab = Laboratory(task.recipe, task.place, task.data, task.folder, Console(quiet=True))
+        self.functions, self.generations = task.functions, intervals(task.recipe.epochs, task.interval)
+        self.room = tempfile.TemporaryDirectory(prefix="metaaugment-")
+
+    def step(self) -> dict[str, Any]:
+        generation, policy = self.iteration, self.config["policy"]
+        epochs, trial = self.generations[generation], self._trial()
+        objective, seconds = trial.advance(policy, epochs)
+        self.lab.note(population.row(trial.number, generation, epochs, objective, seconds, policy))
+        return {"objective": objective, "done": generation + 1 == len(self.generations)}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        shutil.copyfile(self._trial().folder / checkpoint.LAST, Path(checkpoint_dir) / checkpoint.LAST)
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        self._trial().go_on_from(Path(checkpoint))
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Another trial's turn: what it goes on from is loaded, and nothing is left of the one before."""
+        self.cleanup()
+        self.room = tempfile.TemporaryDirectory(prefix="metaaugment-")
+        return True
+
+    def cleanup(self) -> None:
+        self.room.cleanup()
+
+    def _trial(self) -> Trial:
+        number = int(self.trial_id.rsplit("_", 1)[-1])
+        return Trial(self.lab, self.functions, number, Path(self.room.name))
+
+
+@dataclass(frozen=True)
+class RayPopulation:
+    """Where trials train: so many at a time, here or on the cluster of an address."""
+
+    workers: int | None
+    address: str | None
+
+    def evolve(self, lab: Laboratory, functions: Functions, number: int, interval: int) -> list[Policy]:
+        """As `population.evolve`; a worker that is killed costs the interval it was in."""
+        folder, generations = lab.folder.absolute(), intervals(lab.recipe.epochs, interval)
+        place = replace(lab.place, out=None, resume=None)
+        task = Task(lab.recipe, place, lab.data, folder, functions, interval, Path.cwd())
+        with _session(self.workers, self.address, lab.device.type), _watched(lab, number * len(generations)):
+            share = _share(self.workers, lab.device.type)
+            trainable = tune.with_resources(tune.with_parameters(Worker, task=task), share)
+            results = _tuner(folder / FOLDER, trainable, functions, number).fit()
+        lab.stop_if_asked()
+        if results.num_errors:
+            reason = str(results.errors[0]).strip().splitlines()[-1]
+            raise ValueError(
+                f"{results.num_errors} of {number} trials failed in Ray, the first by: {reason}; when that is mended, "
+                f"go on with --resume {lab.folder}"
+            )
+        best = results.get_best_result("objective", "max").checkpoint
+        assert best is not None
+        with best.as_directory() as kept:
+            return population.lineage(Path(kept))
+
+
+def _tuner(folder: Path, trainable: Any, functions: Functions, number: int) -> tune.Tuner:
+    """A new one, or the one of this folder where it stopped."""
+    if tune.Tuner.can_restore(str(folder)) and any(folder.glob("experiment_state-*.json")):
+        return tune.Tuner.restore(str(folder), trainable, resume_errored=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    scheduler = PopulationBasedTraining(
+        "training_iteration", "objective", "max", perturbation_interval=1, quantile_fraction=QUANTILE,
+        custom_explore_fn=_explore,
+    )  # fmt: skip
+    return tune.Tuner(
+        trainable,
+        param_space={"policy": functions.start()},
+        tune_config=tune.TuneConfig(num_samples=number, scheduler=scheduler, reuse_actors=True),
+        run_config=tune.RunConfig(
+            folder.name,
+            storage_path=str(folder.parent),
+            failure_config=tune.FailureConfig(max_failures=FAILURES),
+            # More than two: one that another trial is about to go on from must still be there.
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=4, checkpoint_frequency=1, checkpoint_at_end=True),
+            verbose=0,
+        ),
+    )
+
+
+def _explore(config: dict[str, Any]) -> dict[str, Any]:
+    return config | {"policy": population.explore(config["policy"], Random())}
+
+
+def _share(workers: int | None, device: str) -> dict[str, float]:
+    """What a trial takes of the machines, so that as many as asked for train at a time."""
+    there = ray.cluster_resources()
+    if device == "cuda":
+        gpus = max(1, int(there.get("GPU", 1)))
+        return {"cpu": 1, "gpu": 1 / math.ceil((workers or gpus) / gpus)}
+    return {"cpu": max(1, int(there.get("CPU", 1)) // workers) if workers else 1}
+
+
+@contextlib.contextmanager
+def _session(workers: int | None, address: str | None, device: str) -> Iterator[None]:
+    """Connected to a Ray: of this process already, of an address, or a new one on this machine."""
+    with _environment(QUIET):
+        if ray.is_initialized():
+            yield
+            return
+        if address is not None:
+            _check_address(address)
+        search_path = [str(Path(metaaugment.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        variables = {"PYTHONPATH": os.pathsep.join(search_path), "RAY_CHDIR_TO_TRIAL_DIR": "0"}
+        if device == "cpu":
+            variables["OMP_NUM_THREADS"] = "1"  # the trials share the cores already
+        try:
+            _connect(workers, address, variables)
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = os.environ.copy()
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+        os.environ.update({name: before[name] for name in variables if name in before})
+
+
+def _connect(workers: int | None, address: str | None, variables: dict[str, str]) -> None:
+    here: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False} if address is None else {}
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address or "local", runtime_env={"env_vars": variables}, log_to_driver=False,
+            logging_level=logging.CRITICAL, **here,
+        )  # fmt: skip
+    except (ConnectionError, TimeoutError, RuntimeError) as error:
+        why = str(error).strip().splitlines()[0].rstrip(".")
+        if address is None:
+            raise ValueError(f"Ray does not start here: {why}; leave --ray-workers away to search without it") from None
+        if address == "auto":
+            raise ValueError(_nobody(address, why)) from None
+        raise ValueError(
+            f"--address is {address}, whose server does not let us in ({why}); it must be the head of a Ray cluster, "
+            "of the version that is installed here, and RAY_AUTH_TOKEN must be its token where it asks for one"
+        ) from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray's own ends the process
+
+
+def _check_address(address: str) -> None:
+    """Refuse at once where Ray itself would try for minutes, or end the process."""
+    if address == "auto":
+        return
+    if "://" in address:
+        raise ValueError(
+            f"--address is {address}, of Ray's client; run the search on a machine of the cluster, and name its head "
+            "as HOST:PORT, or auto"
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) >= 2**16:
+        raise ValueError(f"--address is {address!r}; it must be HOST:PORT, such as 10.0.0.1:6379, or auto")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWERS_WITHIN) as connection:
+            connection.sendall(GREETING)
+            answer = connection.recv(4)
+    except OSError as error:
+        raise ValueError(_nobody(address, error.strerror or str(error))) from None
+    if answer[3:] != GREETING[-6:-5] and os.environ.get("RAY_USE_TLS", "0") == "0":
+        raise ValueError(_nobody(address, "something else does"))
+
+
+def _nobody(address: str, why: str) -> str:
+    return (
+        f"--address is {address}, where no Ray cluster answers ({why}); start one there with: ray start --head, or "
+        "leave the flag away and say --ray-workers N"
+    )
+
+
+@contextlib.contextmanager
+def _watched(lab: Laboratory, total: int) -> Iterator[None]:
+    """Say how far the trials are, and end Tune after a signal where it can go on: it saves its state on SIGUSR1."""
+    ended, handler = threading.Event(), signal.getsignal(signal.SIGUSR1)
+
+    def watch() -> None:
+        told, over = len(_done(lab)), False
+        while not over:
+            over = ended.wait(0.5)
+            done = _done(lab)
+            for count in range(told + 1, len(done) + 1):
+                population.tell(lab, count, total, max(done.values()))
+            told = len(done)
+            if lab.interruption.signum is not None and not over:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR1, handler)
+
+
+def _done(lab: Laboratory) -> dict[tuple[int, int], float]:
+    return {(row["trial"], row["generation"]): row["objective"] for row in lab.trials()}

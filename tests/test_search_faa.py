@@ -1,0 +1,469 @@
+"""Fast AutoAugment's search: its folds, its objective, what TPE learns, and that nothing ends it before its time."""
+
+import builtins
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+
+from metaaugment.baselines import published
+from metaaugment.baselines.found import Function
+from metaaugment.baselines.sub_policies import SubPolicies
+from metaaugment.data import DataSet, Images, dataset
+from metaaugment.data.batches import Reader
+from metaaugment.experiments import run
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
+from metaaugment.ops import PAPER_OPS
+from metaaugment.search import faa
+from metaaugment.search.faa import FileLock, Fold, JournalLock, Settings, divide, propose
+from metaaugment.search.kinds import SEARCHES
+from metaaugment.search.laboratory import Laboratory
+from metaaugment.search.search import search
+
+from trees import write_folder
+
+FAA = SEARCHES["faa"]
+RECIPE = replace(RECIPES["digits"](), method="faa", per_class=10, epochs=4, batch=20)
+SMALL = Settings(folds=2, trials=6, sub_policies=2, best=2)
+QUIET = Console(quiet=True)
+
+
+class Killed(BaseException):
+    """As sudden as a signal: nothing on the way catches it."""
+
+
+def found(folder: Path, settings: Settings = SMALL, resume: bool = False) -> SubPolicies:
+    place = Place(device="cpu", **{"resume" if resume else "out": folder})
+    policy = published.find(search(FAA, RECIPE, settings, place, QUIET))
+    assert isinstance(policy, SubPolicies)
+    return policy
+
+
+def laboratory(folder: Path, data: DataSet | None = None) -> Laboratory:
+    data = data or dataset("digits", per_class=RECIPE.per_class)
+    return Laboratory(RECIPE, Place(device="cpu"), data, folder, QUIET)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """Without how long they took, which differs from time to time."""
+    lines = sorted(laboratory(folder).trials(), key=lambda row: row["trial"])
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in lines]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("faa") / "whole"
+    found(folder)
+    return folder
+
+
+# -- folds ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fold_is_disjoint_covers_the_training_images_and_has_every_class_in_proportion() -> None:
+    labels = dataset("digits").train.labels
+    trained, judged = divide(labels, 0.4, seed=3)
+    assert sorted([*trained.tolist(), *judged.tolist()]) == list(range(len(labels)))
+    assert len(judged) == round(0.4 * len(labels))
+    for digit in range(10):
+        assert abs(int((labels[judged] == digit).sum()) - 0.4 * int((labels == digit).sum())) < 1
+    assert not torch.equal(judged, divide(labels, 0.4, seed=4)[1])
+
+
+def test_omniglots_fifteen_drawings_are_nine_and_six() -> None:
+    labels = torch.arange(1623).repeat(15)
+    trained, judged = divide(labels, 0.4, seed=0)
+    assert set(labels[trained].bincount().tolist()) == {9}
+    assert set(labels[judged].bincount().tolist()) == {6}
+
+
+def test_a_share_of_no_image_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--held-out is 0.01, which is none of 20 training images"):
+        divide(torch.arange(2).repeat(10), 0.01, seed=0)
+
+
+# -- the objective ----------------------------------------------------------------------------------------------------
+
+
+def policy_of(*pairs: tuple[Function, Function]) -> SubPolicies:
+    return SubPolicies("faa", "a test", "faa", 1, pairs)
+
+
+def test_a_policy_of_probability_0_scores_the_plain_cross_entropy(tmp_path: Path) -> None:
+    fold = faa.train(laboratory(tmp_path), SMALL, 0)
+    never = policy_of((Function("Solarize", 0, 0), Function("Rotate", 0, 1)))
+    images, labels = fold.data.val.images, fold.data.val.labels
+    with torch.no_grad():
+        loss = F.cross_entropy(fold.network.eval()(fold.prepare(images)), labels)
+    assert fold.objective(never, seed=5) == fold.objective() == pytest.approx(-float(loss), rel=1e-6)
+
+
+def test_a_policy_of_probability_1_scores_what_pictures_changed_by_hand_score(tmp_path: Path) -> None:
+    fold = faa.train(laboratory(tmp_path), SMALL, 0)
+    # Fast AutoAugment's Solarize at level 0 inverts every pixel.
+    invert = policy_of((Function("Solarize", 1, 0), Function("Identity", 1)))
+    with torch.no_grad():
+        loss = F.cross_entropy(fold.network.eval()(fold.prepare(255 - fold.data.val.images)), fold.data.val.labels)
+    assert fold.objective(invert) == pytest.approx(-float(loss), rel=1e-6)
+    assert fold.objective(invert) < fold.objective()
+
+
+def test_the_network_of_a_fold_is_trained_plainly_and_only_on_its_share(tmp_path: Path) -> None:
+    lab = laboratory(tmp_path)
+    fold = faa.train(lab, SMALL, 1)
+    assert len(fold.data.train) + len(fold.data.val) == len(lab.data.train)
+    pictures = {image.numpy().tobytes() for image in fold.data.train.images}
+    assert pictures.isdisjoint(image.numpy().tobytes() for image in fold.data.val.images)
+    trainer = lab.trainer(lab.experiment(fold.data, method="baseline"), tmp_path / "again")
+    trainer.run()
+    for again, once in zip(trainer.network.parameters(), fold.network.parameters(), strict=True):
+        assert torch.equal(again, once)
+
+
+# -- what TPE learns --------------------------------------------------------------------------------------------------
+
+
+class Black(nn.Module):
+    """Is sure of class 0 unless an image is black."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        right = images.mean(dim=(1, 2, 3)) > 0.004
+        return torch.stack([8.0 * right, 8.0 * ~right], dim=1)
+
+
+def white_images(n: int) -> DataSet:
+    """White, as is what geometry uncovers: of all 14 functions Solarize alone makes them black."""
+    white = Images(torch.full((n, 3, 8, 8), 255, dtype=torch.uint8), torch.zeros(n, dtype=torch.int64))
+    return DataSet("white", white, white, white, ("white", "black"), (0.0,) * 3, (1.0,) * 3, (255,) * 3)
+
+
+def planted(data: DataSet) -> Fold:
+    nothing = contextlib.nullcontext
+    return Fold(0, Black(), data, data.val, torch.device("cpu"), lambda images: images / 255, nothing, Reader())
+
+
+@pytest.mark.parametrize("name", [op.name for op in PAPER_OPS])
+def test_solarize_alone_is_planted_as_harmful(name: str) -> None:
+    fold = planted(white_images(4))
+    scores = [fold.objective(policy_of((Function(name, 1, level), Function("Identity", 1)))) for level in (0, 0.5, 0.9)]
+    assert all(score < -7 for score in scores) if name == "Solarize" else all(score > -0.01 for score in scores)
+
+
+def test_tpe_learns_to_leave_out_the_one_function_that_is_harmful(tmp_path: Path) -> None:
+    data, settings = white_images(100), Settings(trials=80, sub_policies=2)
+    study = optuna.create_study(direction="maximize")
+    faa.search(laboratory(tmp_path, data), settings, planted(data), study)
+    policies = [propose(trial, 2) for trial in study.trials]
+
+    def use(some: list[SubPolicies]) -> float:
+        functions = [function for policy in some for pair in policy.sub_policies for function in pair]
+        return sum(function.probability for function in functions if function.name == "Solarize") / len(functions)
+
+    assert use(policies[faa.RANDOM_TRIALS :]) < use(policies[: faa.RANDOM_TRIALS]) / 2
+
+
+def test_the_objective_rises_over_that_of_the_first_tenth(tmp_path: Path) -> None:
+    found(tmp_path / "search", replace(SMALL, folds=1, trials=60))
+    objectives = [row["objective"] for row in rows(tmp_path / "search") if row["number"] > 0]
+    assert len(objectives) == 60
+    assert sum(objectives[-6:]) > sum(objectives[:6])
+    assert max(objectives[6:]) > max(objectives[:6])
+
+
+# -- the policy -------------------------------------------------------------------------------------------------------
+
+
+def test_the_policy_has_the_best_of_each_fold_and_trains(uninterrupted: Path, tmp_path: Path) -> None:
+    policy = published.find(uninterrupted / "policy.json")
+    best = []
+    for fold in range(2):
+        tried = [row for row in rows(uninterrupted) if row["fold"] == fold and row["number"] > 0]
+        assert len(tried) == 6
+        for row in sorted(tried, key=lambda row: -row["objective"])[:2]:
+            best += row["sub_policies"]
+    names = [[function[0] for function in pair] for pair in best]
+    kept = [pair for place, pair in enumerate(best) if place % 2 == 0 or names[place] != names[place - 1]]
+    assert published.encode(policy)["sub_policies"] == kept
+    recipe = replace(RECIPE, epochs=1, policy=uninterrupted / "policy.json")
+    result = run.train(recipe, Place(out=tmp_path / "run", device="cpu"), QUIET)
+    assert result["method"] == "faa"
+    assert result["epochs"] == 1
+
+
+def test_of_sub_policies_with_the_same_functions_in_a_policy_the_first_is_kept(tmp_path: Path) -> None:
+    study = optuna.create_study(direction="maximize")
+    two = [("Rotate", 0.5, 0.1), ("Color", 0.5, 0.1)], [("Rotate", 0.6, 0.2), ("Color", 0.6, 0.2)]
+    for place, (pairs, value) in enumerate(((two, 1.0), ((two[1], two[0]), 2.0), ((two[0], two[0]), 0.0))):
+        study.enqueue_trial(
+            {
+                f"{kind}-{n}-{which}": number
+                for n, pair in enumerate(pairs)
+                for which, function in zip(("first", "second"), pair, strict=True)
+                for kind, number in zip(("function", "probability", "level"), function, strict=True)
+            }
+        )
+        trial = study.ask()
+        trial.set_user_attr("place", place)
+        propose(trial, 2)
+        study.tell(trial, value)
+    policy = faa._found(laboratory(tmp_path), replace(SMALL, best=3), [study])
+    # Of the best trial the second pair, of the next one the first; the last one repeats that.
+    assert policy.sub_policies == tuple(tuple(Function(*function) for function in pair) for pair in (two[1], two[0]))
+
+
+def test_a_function_without_a_level_has_none() -> None:
+    params = {"function-0-first": "Equalize", "function-0-second": "Rotate"}
+    params |= {f"{kind}-0-{which}": 0.7 for kind in ("probability", "level") for which in ("first", "second")}
+    policy = propose(optuna.trial.FixedTrial(params), 1)
+    assert policy.sub_policies == ((Function("Equalize", 0.7), Function("Rotate", 0.7, 0.7)),)
+
+
+# -- stopped and gone on with -----------------------------------------------------------------------------------------
+
+
+def dying(function: Callable[..., Any], calls: int, after: bool) -> Callable[..., Any]:
+    """The same function, whose so-manieth call ends in `Killed`, before or after it has done its work."""
+    left = [calls]
+
+    def instead(*args: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0 and not after:
+            raise Killed
+        result = function(*args, **named)
+        if left[0] == 0:
+            raise Killed
+        return result
+
+    return instead
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "calls", "after"),
+    [
+        (Fold, "objective", 5, False),  # a trial is begun, and its policy drawn
+        (Laboratory, "note", 4, False),  # Optuna knows that a trial is finished, the rows do not
+        (Laboratory, "note", 8, True),  # the second fold is trained
+        (optuna.trial.Trial, "set_user_attr", 9, False),  # a trial is begun, and has no place yet
+        (optuna.trial.Trial, "suggest_float", 30, True),  # a policy is drawn by half
+        (faa, "_found", 1, False),  # all trials are finished
+    ],
+)
+def test_killed_and_gone_on_with_it_finds_the_same_policy_and_has_the_same_rows(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, calls: int, after: bool
+) -> None:
+    folder = tmp_path / "killed"
+    with monkeypatch.context() as patched:
+        patched.setattr(place, name, dying(getattr(place, name), calls, after))
+        with pytest.raises(Killed):
+            found(folder)
+    assert found(folder, resume=True) == published.find(uninterrupted / "policy.json")
+    assert rows(folder) == rows(uninterrupted)
+
+
+def test_at_most_the_trial_in_flight_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, settings = tmp_path / "killed", replace(SMALL, folds=1)
+    judged = []
+    objective = Fold.objective
+    monkeypatch.setattr(Fold, "objective", lambda *args: judged.append(args[2:]) or objective(*args))
+    with monkeypatch.context() as patched:
+        patched.setattr(Fold, "objective", dying(Fold.objective, 4, after=True))
+        with pytest.raises(Killed):
+            found(folder, settings)
+    found(folder, settings, resume=True)
+    # Without a policy, three trials, and those again but two that were known.
+    assert len(judged) == 1 + 3 + (6 - 2)
+    assert len(set(judged)) == 1 + 6
+
+
+def test_a_line_of_the_journal_that_is_torn_goes(tmp_path: Path) -> None:
+    file = tmp_path / "studies.log"
+    for whole in (b"", b'{"one": 1}\n', b'{"one": 1}\n' + b'{"two": 2}\n'):
+        for torn in (b"", b'{"three": '):
+            file.write_bytes(whole + torn)
+            with JournalLock(file):
+                assert file.read_bytes() == whole
+
+
+def test_a_journal_torn_by_a_kill_is_gone_on_with(uninterrupted: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "killed"
+    monkeypatch.setattr(Fold, "objective", dying(Fold.objective, 4, after=False))
+    with pytest.raises(Killed):
+        found(folder)
+    monkeypatch.undo()
+    with (folder / faa.STUDIES).open("ab") as journal:
+        journal.write(b'{"op_code":5,"worker_id":')
+    with (folder / "trials.jsonl").open("ab") as lines:
+        lines.write(b'{"trial": 3, "fold": 0, "nu')
+    assert found(folder, resume=True) == published.find(uninterrupted / "policy.json")
+    assert rows(folder) == rows(uninterrupted)
+
+
+def test_asked_to_stop_it_stops_between_trials(tmp_path: Path) -> None:
+    lab = laboratory(tmp_path)
+    lab.interruption.signum = signal.SIGTERM
+    with pytest.raises(faa.Interrupted):
+        faa.find(lab, SMALL)
+    assert lab.trials() == []
+
+
+# -- several processes ------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_of_which_one_is_killed_end_with_all_trials_and_a_file(tmp_path: Path) -> None:
+    folder, settings = tmp_path / "search", Settings(folds=1, trials=40, sub_policies=2, best=3, processes=2)
+    killed = []
+
+    def kill_one() -> None:
+        until(folder.exists)
+        with FileLock(folder / "claims.lock"):  # neither begins a trial before both are there
+            until(lambda: len(writers(folder, "study_name")) == 3)
+        until(lambda: len(writers(folder, "place")) == 2)
+        worker = multiprocessing.active_children()[0]
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        killed.append(worker)
+
+    threading.Thread(target=kill_one, daemon=True).start()
+    policy = found(folder, settings)
+    assert [worker.exitcode for worker in killed] == [-signal.SIGKILL]
+    assert 1 <= len(policy.sub_policies) <= 6
+    assert [row["number"] for row in rows(folder)] == list(range(41))
+    assert [row["trial"] for row in rows(folder)] == list(range(41))
+
+
+def writers(folder: Path, word: str) -> set[str]:
+    """Processes that have written a line with this word into Optuna's journal."""
+    file = folder / faa.STUDIES
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {line.split('"worker_id":"')[1].split('"')[0] for line in lines if f'"{word}"' in line}
+
+
+def until(true: Callable[[], bool]) -> None:
+    while not true():
+        time.sleep(0.01)
+
+
+def test_what_a_process_has_to_say_reaches_the_user_as_one_sentence(tmp_path: Path) -> None:
+    # The place where a network would be trained is taken.
+    (tmp_path / "fold-0").write_text("")
+    with pytest.raises(ValueError, match="fold-0"):
+        faa._work_together(laboratory(tmp_path), replace(SMALL, folds=1), "key", 1, lambda: None)
+
+
+def test_machines_that_share_a_database_share_their_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(SMALL, folds=1, storage=f"sqlite:///{tmp_path / 'studies.db'}")
+    first = found(tmp_path / "first", settings)
+    judged = []
+    objective = Fold.objective
+    monkeypatch.setattr(Fold, "objective", lambda *args: judged.append(args[1:]) or objective(*args))
+    assert found(tmp_path / "second", settings).sub_policies == first.sub_policies
+    assert judged == []
+    assert [row["number"] for row in rows(tmp_path / "second")] == list(range(1, 7))
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_trial_of_another_machine_is_waited_for_until_that_must_be_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    study, waited = optuna.create_study(direction="maximize"), []
+    theirs = study.ask()
+    theirs.set_user_attr("place", 0)
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if alive and len(waited) == 5:
+            theirs.set_user_attr("seconds", 5.0)
+            study.tell(theirs, 1.0)
+
+    monkeypatch.setattr(faa.time, "sleep", sleep)
+    monkeypatch.setattr(faa.time, "monotonic", lambda: float(sum(waited)))
+    faa._await_others(laboratory(tmp_path), [study])
+    assert len(waited) == (5 if alive else 61)
+    assert list(faa._finished(study)) == ([0] if alive else [])
+    ours = faa._claim(laboratory(tmp_path), SMALL, study)
+    assert ours is not None
+    assert ours.user_attrs["place"] == (1 if alive else 0)
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (Settings(trials=0), "--trials is 0; it must be a whole number of at least 1"),
+        (Settings(folds=0), "--folds is 0; it must be a whole number of at least 1"),
+        (Settings(sub_policies=-1), "--sub-policies is -1; it must be a whole number of at least 1"),
+        (Settings(best=0), "--best is 0; it must be a whole number of at least 1"),
+        (Settings(processes=0), "--processes is 0; it must be a whole number of at least 1"),
+        (Settings(held_out=0.6), "--held-out is 0.6; it must be a share above 0, and at most 0.5"),
+        (Settings(held_out=float("nan")), "--held-out is nan; it must be a share above 0, and at most 0.5"),
+        (Settings(storage="studies.db"), "--storage is 'studies.db'; it must be a URL such as sqlite:///FILE"),
+    ],
+)
+def test_bad_settings_give_one_sentence(settings: Settings, sentence: str) -> None:
+    with pytest.raises(ValueError) as error:
+        settings.check()
+    assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("url", ["nothing://me:secret@here/studies", "sqlite:////no/such/folder/studies.db"])
+def test_a_database_that_cannot_be_opened_gives_one_sentence_without_the_password(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ValueError, match="cannot be opened") as error:
+        faa.find(laboratory(tmp_path), replace(SMALL, storage=url))
+    assert "secret" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_without_optuna_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary = builtins.__import__
+
+    def missing(name: str, *args: Any) -> Any:
+        if name == "optuna":
+            raise ImportError(name)
+        return ordinary(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(
+        ValueError, match=r"needs the package optuna; install it with: pip install 'metaaugment\[search\]'"
+    ):
+        faa.find(laboratory(tmp_path), SMALL)
+
+
+@pytest.mark.filterwarnings("ignore:step .* a gradient is not finite")
+def test_a_network_that_diverged_is_refused(tmp_path: Path) -> None:
+    lab = replace(laboratory(tmp_path), recipe=replace(RECIPE, lr=1e30))
+    with pytest.raises(ValueError, match=r"the network of fold 0 diverged: its loss .* is nan; .* smaller --lr"):
+        faa.find(lab, SMALL)
+
+
+# -- image files, and the defaults of a trial -------------------------------------------------------------------------
+
+
+def test_images_in_files_are_searched_too(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "mine", {"cat": 30, "dog": 30})
+    recipe = replace(RECIPES["folder"](), network="small-cnn", size=16, batch=8, epochs=1, method="faa")
+    place = Place(data=root, out=tmp_path / "search", device="cpu", workers=0)
+    file = search(FAA, recipe, replace(SMALL, folds=1, trials=2), place, QUIET)
+    assert 1 <= len(published.find(file).sub_policies) <= 4
+
+
+def test_a_trial_is_the_recipes_own_training_of_200_epochs_at_most() -> None:
+    for name, epochs in (("digits", 40), ("cifar10-wrn-28-10", 200), ("omniglot-wrn-28-10", 200)):
+        recipe = RECIPES[name]()
+        assert faa.trial(recipe) == replace(recipe, epochs=epochs)
+    assert faa.trial(RECIPES["cifar10-wrn-28-10-mt"]()).copies == 1

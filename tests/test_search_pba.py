@@ -1,0 +1,551 @@
+"""The search of population based augmentation: its rules by hand, its search stopped anywhere, and with Ray."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from random import Random
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from rich.console import Console
+
+from metaaugment.baselines import published
+from metaaugment.baselines.found import Function
+from metaaugment.baselines.schedule import Schedule, Stage
+from metaaugment.data import dataset
+from metaaugment.experiments import run
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.search import pba, population
+from metaaugment.search.kinds import SEARCHES
+from metaaugment.search.laboratory import Laboratory
+from metaaugment.search.population import Functions, Trial, exploit, explore, intervals
+from metaaugment.search.search import search
+from metaaugment.training import checkpoint
+from metaaugment.training.interruption import Interrupted
+from metaaugment.training.trainer import Trainer
+
+from trees import write_folder
+
+KIND = SEARCHES["pba"]
+QUIET = Console(quiet=True)
+SETTINGS = pba.Settings(trials=4, interval=1)
+TWO = Functions(("Rotate", "Invert"), "autoaugment", "by hand")
+
+
+def small(**changes: Any) -> Recipe:
+    """Digits of 12 pixels, ten of each: an epoch is two steps."""
+    return replace(pba.trial(RECIPES["digits"]()), **{"size": 12, "per_class": 10, "epochs": 4, **changes})
+
+
+def laboratory(folder: Path, recipe: Recipe) -> Laboratory:
+    data = dataset(recipe.dataset, size=recipe.size, per_class=recipe.per_class)
+    return Laboratory(recipe, Place(device="cpu"), data, folder, QUIET)
+
+
+def begin(out: Path, recipe: Recipe, settings: pba.Settings = SETTINGS) -> Path:
+    return search(KIND, recipe, settings, Place(out=out, device="cpu"), QUIET)
+
+
+def resume(out: Path, recipe: Recipe, settings: pba.Settings = SETTINGS) -> Path:
+    return search(KIND, recipe, settings, Place(resume=out, device="cpu"), QUIET)
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search that nothing disturbed."""
+    out = tmp_path_factory.mktemp("pba") / "whole"
+    begin(out, small())
+    return out
+
+
+# -- the rules -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("place", "number"), [(0, 0), (0, 4), (0, 10), (1, 0), (1, 5), (1, 9)])
+def test_a_number_is_drawn_anew_with_a_fifth_or_moved_by_up_to_three(place: int, number: int) -> None:
+    """Against all cases counted: 11 tenths or 10 levels drawn anew, and eight moves, cut off at the bounds."""
+    most, draws, random = (10, 9)[place], 20_000, Random(1)
+    expected = Counter(dict.fromkeys(range(most + 1), 0.2 / (most + 1)))
+    for move in (0, 1, 2, 3, 0, -1, -2, -3):
+        expected[min(most, max(0, number + move))] += 0.8 / 8
+    policy = [0, 0, 0, 0]
+    policy[2 + place] = number
+    seen = Counter(explore(policy, random)[2 + place] for _ in range(draws))
+    assert seen.keys() <= expected.keys()
+    for value, chance in expected.items():
+        assert seen[value] / draws == pytest.approx(chance, abs=5 * (chance * (1 - chance) / draws) ** 0.5)
+
+
+def test_numbers_change_independently() -> None:
+    """One that went from the top to the bottom half was drawn anew: two such are a square as frequent."""
+    random, draws = Random(2), 20_000
+    far = [[number < 4 for number in explore([10, 9], random)] for _ in range(draws)]
+    one, other, both = 0.2 * 4 / 11, 0.2 * 4 / 10, sum(all(pair) for pair in far)
+    assert both / draws == pytest.approx(one * other, abs=5 * (one * other / draws) ** 0.5)
+
+
+def test_the_worst_quarter_goes_on_from_any_of_the_best() -> None:
+    objectives = [0.5, 0.9, 0.1, 0.7, 0.2, 0.8, 0.4, 0.6]
+    drawn = [exploit(objectives, Random(seed)) for seed in range(50)]
+    assert all(pairs.keys() == {2, 4} for pairs in drawn)
+    assert {winner for pairs in drawn for winner in pairs.values()} == {1, 5}
+    assert {pairs[2] == pairs[4] for pairs in drawn} == {True, False}  # each draws for itself
+
+
+def test_a_quarter_of_few_trials_is_one_and_never_itself() -> None:
+    assert exploit([0.3, 0.3], Random(0)) == {0: 1}
+    assert exploit([0.3, 0.1, 0.2], Random(0)) == {1: 0}
+    assert len(exploit([0.1 * place for place in range(5)], Random(0))) == 2  # rounded up, as Ray Tune does
+    assert len(exploit([0.1 * place for place in range(16)], Random(0))) == 4
+
+
+def test_generations_cover_all_epochs() -> None:
+    assert intervals(8, 3) == [range(0, 3), range(3, 6), range(6, 8)]
+    assert intervals(6, 3) == [range(0, 3), range(3, 6)]
+
+
+# -- from a lineage to a schedule ------------------------------------------------------------------------------------
+
+
+def test_a_lineage_becomes_a_schedule() -> None:
+    first, second = [0, 0, 0, 0, 0, 0, 0, 0], [3, 9, 0, 1, 10, 0, 7, 2]
+    schedule = TWO.schedule([first, first, second])
+    none = tuple(Function(name, 0.0, 0) for name in ("Rotate", "Invert", "Rotate", "Invert"))
+    some = (
+        Function("Rotate", 0.3, 9),
+        Function("Invert", 0.0, 1),
+        Function("Rotate", 1.0, 0),
+        Function("Invert", 0.7, 2),
+    )
+    assert schedule.stages == (Stage(2, none), Stage(1, some))
+    assert (schedule.system, schedule.space, schedule.max_level) == ("pba", "autoaugment", 10)
+
+
+def test_the_published_reader_has_the_same_of_the_same_history() -> None:
+    """Trial 1 trains for 2 epochs without anything; 0 takes it over and has p, until 2 takes over that one at 5."""
+    zero, p, q = [0] * 8, [1, 2, 3, 4, 5, 6, 7, 8], [10, 9, 0, 0, 1, 1, 2, 2]
+    log = [["0", "1", 2, 2, zero, p], ["2", "0", 5, 5, p, q]]
+    about = {"system": "pba", "source": "by hand", "space": "autoaugment", "max_level": 10, "epochs": 6}
+    read = published.decode({**about, "operations": ["Rotate", "Invert"], "log": log})
+    assert TWO.schedule([zero] * 2 + [p] * 3 + [q]) == read
+
+
+def test_a_schedule_survives_its_file(tmp_path: Path) -> None:
+    schedule = TWO.schedule([[0] * 8, [tenths % 11 for tenths in range(3, 11)], [9] * 8])
+    published.write(schedule, tmp_path / "policy.json")
+    assert published.find(tmp_path / "policy.json") == schedule
+
+
+def test_functions_are_the_papers_or_the_systems_own() -> None:
+    paper = pba._functions(pba.Settings(), small())
+    assert (len(paper.names), paper.space, len(paper.start())) == (14, "trivialaugment-wide", 2 * 14 * 2)
+    own = pba._functions(pba.Settings(functions="pba"), small())
+    released = published.find("pba-svhn")
+    assert isinstance(released, Schedule)
+    assert own.names * 2 == tuple(function.name for function in released.stages[0].functions)
+    assert (own.space, own.schedule([own.start()]).max_level) == (released.space, released.max_level)
+
+
+# -- a trial ---------------------------------------------------------------------------------------------------------
+
+
+def test_going_on_from_another_trial_is_going_on_as_it(tmp_path: Path) -> None:
+    """Same weights, momentum and draws, bit for bit; and under the same policy, the same next epoch."""
+    lab = laboratory(tmp_path, small())
+    functions = pba._functions(SETTINGS, lab.recipe)
+    good, bad = (Trial(lab, functions, number, tmp_path / str(number)) for number in range(2))
+    for trial in (good, bad):
+        trial.advance(functions.start(), range(1))
+    before = [state(trial) for trial in (good, bad)]
+    assert not same(*(found["network"] for found in before))  # each has its own initial weights
+    bad.go_on_from(good.folder)
+    copied = state(bad)
+    for part in ("network", "optimizers", "generators", "learner"):
+        assert same(copied[part], before[0][part])
+    policy = explore(functions.start(), Random(0))
+    assert good.advance(policy, range(1, 2))[0] == bad.advance(policy, range(1, 2))[0]
+    after = [state(trial) for trial in (good, bad)]
+    assert same(after[0]["network"], after[1]["network"])
+    assert not same(after[0]["network"], before[0]["network"])
+    assert population.lineage(bad.folder) == [functions.start(), policy]
+
+
+def test_a_policy_changes_the_training(tmp_path: Path) -> None:
+    lab = laboratory(tmp_path, small())
+    functions = pba._functions(SETTINGS, lab.recipe)
+    trials = [Trial(lab, functions, 0, tmp_path / str(place)) for place in range(3)]
+    strong = [10, 9] * (len(functions.start()) // 2)
+    for trial, policy in zip(trials, (functions.start(), functions.start(), strong), strict=True):
+        trial.advance(policy, range(1))
+    plain, again, augmented = (state(trial)["network"] for trial in trials)
+    assert same(plain, again)
+    assert not same(plain, augmented)
+
+
+def state(trial: Trial) -> dict[str, Any]:
+    found = checkpoint.load(trial.folder)
+    assert found is not None
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return one == other
+
+
+# -- the search ------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_ends_in_a_schedule_that_trains(whole: Path, tmp_path: Path) -> None:
+    found = published.find(whole / "policy.json")
+    assert isinstance(found, Schedule)
+    assert (found.epochs, found.space) == (4, "trivialaugment-wide")
+    assert all(function.probability == 0 for function in found.stages[0].functions)
+    recipe = small(policy=whole / "policy.json", epochs=2)
+    result = run.train(recipe, Place(out=tmp_path / "run", device="cpu"), QUIET)
+    assert (result["method"], result["epochs"]) == ("pba", 2)
+
+
+def test_it_gets_better_than_in_its_first_tenth(tmp_path: Path) -> None:
+    out = tmp_path / "search"
+    begin(out, small(per_class=20, epochs=10), replace(SETTINGS, interval=2))
+    objectives = [row["objective"] for row in rows(out)]
+    tenth = len(objectives) // 10
+    assert sum(objectives[-tenth:]) / tenth > sum(objectives[:tenth]) / tenth + 0.1
+
+
+def test_what_is_noted_is_the_history_of_the_result(whole: Path) -> None:
+    """From the rows alone: who was copied is replayed, and the best one's policies are those of the file."""
+    noted = rows(whole)
+    keys = {"trial", "generation", "epoch", "objective", "seconds", "policy"}
+    assert [row.keys() for row in noted] == [keys] * len(noted)
+    assert [(row["generation"], row["trial"]) for row in noted] == [(g, t) for g in range(4) for t in range(4)]
+    assert [row["epoch"] for row in noted] == [g + 1 for g in range(4) for _ in range(4)]
+    lineages = [[row["policy"]] for row in noted[:4]]
+    for g in range(1, 4):
+        scores = [row["objective"] for row in noted[4 * g - 4 : 4 * g]]
+        worst, best = min(range(4), key=lambda t: scores[t]), max(range(4), key=lambda t: (scores[t], t))
+        before = [lineages[best] if t == worst else lineages[t] for t in range(4)]
+        lineages = [[*before[t], noted[4 * g + t]["policy"]] for t in range(4)]
+        kept = [t for t in range(4) if lineages[t][-1] == before[t][-1]]
+        assert [t for t in range(4) if t not in kept] == [worst]
+    best = max(noted[-4:], key=lambda row: (row["objective"], row["trial"]))["trial"]
+    functions = pba._functions(SETTINGS, small())
+    assert published.find(whole / "policy.json") == functions.schedule(lineages[best])
+
+
+def test_another_seed_finds_another_schedule(whole: Path, tmp_path: Path) -> None:
+    file = begin(tmp_path / "other", small(seed=1))
+    assert published.find(file) != published.find(whole / "policy.json")
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches SIGKILL."""
+
+
+def killed() -> NoReturn:
+    raise Killed
+
+
+def die_at(
+    call: int, function: Callable[..., Any], done: bool = False, die: Callable[[], object] = killed
+) -> Callable[..., Any]:
+    """The function, but for its n-th call, which dies before it does anything, or after."""
+    calls = iter(range(1, sys.maxsize))
+
+    def dying(*arguments: Any, **named: Any) -> Any:
+        now = next(calls) == call
+        if now and not done:
+            die()
+        result = function(*arguments, **named)
+        if now:
+            die()
+        return result
+
+    return dying
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "done"),
+    [
+        (Laboratory, "note", 6, False),  # trained, but not remembered
+        (Laboratory, "note", 8, True),  # the last of its generation: nobody was copied yet
+        (Trial, "go_on_from", 2, True),  # copied, but not written down
+        (population, "write_json", 2, True),  # written down, but nobody trained on
+        (Trainer, "_add", 13, False),  # within an epoch
+    ],
+)
+def test_killed_anywhere_it_ends_in_the_same_policy(
+    owner: Any, name: str, call: int, done: bool, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "search"
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, die_at(call, getattr(owner, name), done))
+        with pytest.raises(Killed):
+            begin(out, small())
+    finished = rows(out)
+    file = resume(out, small())
+    assert published.find(file) == published.find(whole / "policy.json")
+    assert rows(out)[: len(finished)] == finished  # none of them was trained again
+    assert [without_seconds(row) for row in rows(out)] == [without_seconds(row) for row in rows(whole)]
+
+
+def test_killed_for_good_it_ends_in_the_same_policy(whole: Path, tmp_path: Path) -> None:
+    """By SIGKILL, within an epoch of the seventh interval."""
+    child = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_search_pba import Trainer, begin, die_at, small
+Trainer._add = die_at(14, Trainer._add, die=lambda: os.kill(os.getpid(), signal.SIGKILL))
+begin(Path({str(tmp_path / "search")!r}), small())
+"""
+    ended = subprocess.run([sys.executable, "-c", child], cwd=Path(__file__).parents[1])
+    assert ended.returncode == -signal.SIGKILL
+    assert len(rows(tmp_path / "search")) == 6
+    assert published.find(resume(tmp_path / "search", small())) == published.find(whole / "policy.json")
+    assert len(rows(tmp_path / "search")) == 16
+
+
+def without_seconds(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "seconds"}
+
+
+def test_a_signal_stops_it_and_it_goes_on(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, note = tmp_path / "search", Laboratory.note
+
+    def note_and_ask(lab: Laboratory, row: dict[str, Any]) -> None:
+        note(lab, row)
+        if len(lab.trials()) == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Laboratory, "note", note_and_ask)
+        with pytest.raises(Interrupted):
+            begin(out, small())
+    assert len(rows(out)) == 5
+    assert published.find(resume(out, small())) == published.find(whole / "policy.json")
+
+
+def test_it_says_how_far_it_is(tmp_path: Path) -> None:
+    lab = laboratory(tmp_path, small())
+    said: list[str] = []
+    lab = replace(lab, console=Console(width=200, force_terminal=False, file=Sink(said)))
+    for done in range(1, 33):
+        population.tell(lab, done, 32, 0.5)
+    assert len(said) == 10
+    assert said[-1] == "32 of 32 intervals; best validation accuracy 50.00%"
+
+
+class Sink:
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    def write(self, text: str) -> None:
+        self.lines += [line for line in text.splitlines() if line]
+
+    def flush(self) -> None:
+        pass
+
+
+def test_image_files(tmp_path: Path) -> None:
+    write_folder(tmp_path / "images", {"cat": 20, "dog": 20}, side=12)
+    recipe = replace(
+        pba.trial(RECIPES["folder"]()), network="small-cnn", size=12, batch=8, policy_batch=4, epochs=2, lr=0.1
+    )
+    place = Place(out=tmp_path / "search", data=tmp_path / "images", device="cpu", workers=0)
+    found = published.find(search(KIND, recipe, pba.Settings(trials=2, interval=1), place, QUIET))
+    assert isinstance(found, Schedule)
+    assert (found.epochs, found.space) == (2, "metaaugment")
+
+
+# -- what it is asked for --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"trials": 1}, "--trials is 1; it must be a whole number of at least 2"),
+        ({"interval": 0}, "--interval is 0; it must be a whole number of at least 1"),
+        ({"ray_workers": 0}, "--ray-workers is 0; it must be a whole number of at least 1"),
+        ({"functions": "papers"}, r"--functions is 'papers' \(did you mean paper\?\); choose one of paper, pba"),
+        ({"interval": 4}, "--interval is 4, but a trial has 4 epochs, so that no policy would ever change; choose"),
+    ],
+)
+def test_bad_settings_are_refused_in_a_sentence(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        begin(tmp_path / "search", small(), replace(SETTINGS, **changes))
+
+
+def test_settings_are_json_and_no_field_is_a_recipes_or_a_places() -> None:
+    assert pba.Settings(**json.loads(json.dumps(asdict(pba.Settings(address="a:1"))))) == pba.Settings(address="a:1")
+    taken = {field.name for kind in (Recipe, Place) for field in fields(kind)}
+    assert not taken & {field.name for field in fields(pba.Settings)}
+
+
+def test_a_trial_is_as_in_the_papers() -> None:
+    """Ho et al.: 4,000 images of CIFAR, WRN-40-2 for 200 epochs; the paper: two images of 1,623 characters."""
+    for name in ("cifar10-wrn-28-10", "cifar10-pyramidnet", "cifar100-wrn-28-10", "omniglot-wrn-28-10"):
+        recipe = pba.trial(RECIPES[name]())
+        classes = {"cifar10": 10, "cifar100": 100, "omniglot": 1623}[recipe.dataset]
+        assert classes * (recipe.per_class or 0) == {"omniglot": 3246}.get(recipe.dataset, 4000)
+        assert (recipe.network, recipe.epochs, recipe.lr, recipe.weight_decay) == ("wrn-40-2", 200, 0.1, 5e-4)
+        recipe.check()
+    assert pba.trial(RECIPES["digits"]()) == replace(RECIPES["digits"](), method="pba")
+
+
+def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "metaaugment.search.ray_population", raising=False)
+    with pytest.raises(ValueError, match=r"^--ray-workers needs the package ray; install it with: pip install"):
+        begin(tmp_path / "search", small(), replace(SETTINGS, ray_workers=2))
+
+
+# -- with Ray --------------------------------------------------------------------------------------------------------
+
+ray_warnings = pytest.mark.filterwarnings("ignore")  # Ray's own, of its dependencies and its processes
+
+
+@ray_warnings
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("127.0.0.1:1", "--address is 127.0.0.1:1, where no Ray cluster answers .Connection refused.; start one"),
+        ("ray://127.0.0.1:10001", "--address is ray://127.0.0.1:10001, of Ray's client; run the search on a machine"),
+        ("cluster", "--address is 'cluster'; it must be HOST:PORT"),
+        ("127.0.0.1:99999", "--address is '127.0.0.1:99999'; it must be HOST:PORT"),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused_at_once(address: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        begin(tmp_path / "search", small(), replace(SETTINGS, address=address))
+
+
+@ray_warnings
+@pytest.mark.parametrize(("says", "why"), [(b"", "timed out"), (b"HTTP/1.0 400 Bad Request\r\n\r\n", "something else")])
+def test_another_server_at_the_address(says: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from metaaugment.search import ray_population
+
+    monkeypatch.setattr(ray_population, "ANSWERS_WITHIN", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        accepted: list[socket.socket] = []
+
+        def answer() -> None:
+            accepted.append(server.accept()[0])
+            accepted[0].sendall(says)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ValueError, match=f"where no Ray cluster answers .{why}"):
+            ray_population._check_address(f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+        accepted[0].close()
+
+
+@pytest.fixture(scope="module")
+def ray_session() -> Iterator[str]:
+    """A local Ray with two workers; yields its address."""
+    import ray
+
+    from metaaugment.search import ray_population
+
+    with ray_population._session(2, None, "cpu"):
+        yield ray.get_runtime_context().gcs_address
+
+
+@ray_warnings
+def test_ray_ends_in_a_file_though_a_worker_is_killed(ray_session: str, tmp_path: Path) -> None:
+    """Its first generation is that of the serial search, which has the same initial weights and mini-batches."""
+    from metaaugment.search import ray_population
+
+    ray_population._check_address(ray_session)  # a real one is not refused
+    out, recipe, settings = tmp_path / "search", small(epochs=2), replace(SETTINGS, ray_workers=2)
+    victims: list[int] = []
+
+    def kill() -> None:
+        wait_for(out, 1)
+        while not victims and not (out / "policy.json").exists():
+            victims.extend(workers()[:1])
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    file = begin(out, recipe, settings)
+    killer.join()
+    assert len(victims) == 1
+    found = published.find(file)
+    assert isinstance(found, Schedule)
+    assert found.epochs == 2
+    assert all(function.probability == 0 for function in found.stages[0].functions)
+    assert {(row["trial"], row["generation"]) for row in rows(out)} == {(t, g) for t in range(4) for g in range(2)}
+    begin(tmp_path / "serial", recipe)
+    serial = {row["trial"]: row["objective"] for row in rows(tmp_path / "serial") if row["generation"] == 0}
+    assert {row["trial"]: row["objective"] for row in rows(out) if row["generation"] == 0} == serial
+    result = run.train(small(policy=file, epochs=1), Place(out=tmp_path / "run", device="cpu"), QUIET)
+    assert result["method"] == "pba"
+
+
+@ray_warnings
+def test_ray_stops_at_a_signal_and_goes_on(ray_session: str, tmp_path: Path) -> None:
+    out, recipe, settings = tmp_path / "search", small(epochs=3), replace(SETTINGS, ray_workers=2)
+
+    def ask() -> None:
+        wait_for(out, 3)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    with pytest.raises(Interrupted):
+        begin(out, recipe, settings)
+    asker.join()
+    finished = rows(out)
+    assert 3 <= len(finished) < 12
+    found = published.find(resume(out, recipe, settings))
+    assert isinstance(found, Schedule)
+    assert found.epochs == 3
+    assert {(row["trial"], row["generation"]) for row in rows(out)} == {(t, g) for t in range(4) for g in range(3)}
+    assert rows(out)[: len(finished)] == finished
+
+
+def wait_for(out: Path, number: int) -> None:
+    """Until so many intervals are noted, or a minute is over and the test fails by itself."""
+    for _ in range(600):
+        if (out / "trials.jsonl").exists() and len((out / "trials.jsonl").read_text().splitlines()) >= number:
+            return
+        time.sleep(0.1)
+
+
+def workers() -> list[int]:
+    """The processes of this one's Ray that train."""
+    parents, titles = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            titles[int(folder.name)] = (folder / "cmdline").read_text()
+        except OSError:
+            continue
+
+    def mine(pid: int) -> bool:
+        return pid == os.getpid() or (pid in parents and mine(parents[pid]))
+
+    return [pid for pid, title in titles.items() if title.startswith("ray::") and ".train" in title and mine(pid)]
