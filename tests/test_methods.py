@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import metaaugment as ma
+from metaaugment.baselines import published
 from metaaugment.baselines.trivial_augment import TrivialAugmentSampler
 from metaaugment.data import DataSet
 from metaaugment.data.batches import Reader
@@ -52,7 +53,9 @@ def experiment(recipe: Recipe) -> Experiment:
     classes = tuple(map(str, range(CLASSES)))
     data = DataSet("none", images(20), images(6), images(6), classes, (0.4, 0.5, 0.6), (0.2, 0.3, 0.25), FILL)
     network = ma.network("small-cnn", CLASSES)
-    return Experiment(recipe, data, network, CPU, torch.Generator().manual_seed(1), torch.contiguous_format)
+    found = published.find(published.fitting(recipe.method, "digits")) if METHODS[recipe.method].found else None
+    generator = torch.Generator().manual_seed(1)
+    return Experiment(recipe, data, network, CPU, generator, torch.contiguous_format, found=found)
 
 
 def begin(**changes: Any) -> tuple[Learner, Any]:
@@ -130,13 +133,20 @@ def test_others_flip_and_crop_before_and_cut_out_after(method: str) -> None:
     assert seen == ["before", "after"]
 
 
+# Of methods that have one of their own, by the system it comes from.
+SPACES = {
+    "trivialaugment": "trivialaugment-wide", "autoaugment": "autoaugment", "pba": "autoaugment", "advaa": "autoaugment",
+    "faa": "faa", "dada": "faa",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_without_flip_crop_and_cutout_there_is_the_transformation_alone(method: str) -> None:
     learner, _ = begin(method=method, baseline_crop=0)
     batch = images(32)
     seen = learner.observe(batch.images, batch.labels)
-    space = "trivialaugment-wide" if method == "trivialaugment" else "metaaugment"
-    assert torch.equal(seen.images, ma.apply(batch.images, seen.transformation, space, FILL))
+    copied = batch.images.repeat_interleave(learner.copies, 0)
+    assert torch.equal(seen.images, ma.apply(copied, seen.transformation, SPACES.get(method, "metaaugment"), FILL))
     mean, std = (torch.tensor(value)[:, None, None] for value in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)))
     torch.testing.assert_close(seen.inputs, (seen.images / 255 - mean) / std)
 
@@ -161,7 +171,8 @@ def test_all_but_one_method_weigh_samples_alike_and_learn_nothing(method: str) -
     batch = images(16)
     task = SGD(learner.network.parameters(), 0.1)
     seen = learner.step(batch.images, batch.labels, task)
-    assert seen.weights.tolist() == [1 / 16] * 16
+    n = 16 * (8 if method == "advaa" else 1)
+    assert seen.weights.tolist() == [1 / n] * n
 
 
 # -- randaugment -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+import metaaugment.search.search as searching
 from metaaugment import cli
 from metaaugment.data import download
 from metaaugment.experiments import export, run
@@ -37,6 +38,7 @@ def test_long_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     """Down to what they would do, which takes too long here."""
     asked = []
     monkeypatch.setattr(run, "train", lambda recipe, place, console: asked.append(recipe.name))
+    monkeypatch.setattr(searching, "search", lambda kind, recipe, *more: asked.append(f"{kind.system} {recipe.name}"))
     monkeypatch.setattr(download, "get", lambda name, *more: asked.append(name))
     monkeypatch.setattr(export, "learned_policy", lambda folder: MagicMock(save=lambda *_: asked.append("export")))
     commands = [line.split("#")[0].split() for block in blocks("sh") for line in block.splitlines()]

@@ -236,6 +236,7 @@ IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("size", "per_class"), COUNT),
     "epsilon": (*SIZE, 1.001),
     **dict.fromkeys(("method", "route"), ("nope", "")),
+    **dict.fromkeys(("num_ops", "magnitude"), (3,)),  # of another method; test_baselines.py has the rest
 }
 # These are refused later or, of a file, not at all; and by another name than the flag's.
 LATE: dict[str, Any] = {

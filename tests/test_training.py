@@ -228,6 +228,27 @@ def test_what_the_three_phases_learn(tmp_path: Path) -> None:
     assert not torch.equal(eyes["output.weight"], now["output.weight"])
 
 
+def test_momentum_comes_back_in_the_layout_of_its_parameter(tmp_path: Path) -> None:
+    """Fused steps refuse others, as a run on a GPU, whose networks are channels_last, once did when it went on."""
+
+    def trainer() -> Trainer:
+        parts = run.prepare(small(), run.Place(device="cpu"), QUIET)
+        parts.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return run.trainer(parts, run.Place(device="cpu"), tmp_path, run.Reader(), [Stop(3)])
+
+    tmp_path.mkdir(exist_ok=True)
+    first, second = trainer(), trainer()
+    with pytest.raises(Interrupted):
+        first.run()
+    second.resume()
+    laid_out = [w for w in second.network.parameters() if w.stride() != w.contiguous().stride()]
+    assert laid_out  # otherwise nothing is shown
+    for old, new in zip(first.network.parameters(), second.network.parameters(), strict=True):
+        momentum = second.optimizer.state[new]["momentum_buffer"]
+        assert momentum.stride() == new.stride()
+        assert torch.equal(momentum, first.optimizer.state[old]["momentum_buffer"])
+
+
 @pytest.mark.gpu
 def test_a_run_on_a_gpu_goes_on_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured, under bf16: not bit for bit, but to its end, and with the policy still learning."""

@@ -148,10 +148,11 @@ class Recipe:
     def _check_randaugment(self) -> None:
         if self.num_ops is None and self.magnitude is None:
             return
-        for name, other in (("num_ops", "magnitude"), ("magnitude", "num-ops")):
-            unused = self.method != "randaugment" and getattr(self, name) is not None
-            self._refuse(name, not unused, f"left away for --method {self.method}; it is of randaugment")
-            self._refuse(name, getattr(self, name) is not None, f"given with --{other}")
+        for name in ("num_ops", "magnitude"):
+            used = self.method == "randaugment" or getattr(self, name) is None
+            self._refuse(name, used, f"left away for --method {self.method}; it is randaugment's")
+        self._refuse("num_ops", self.num_ops is not None, "given with --magnitude")
+        self._refuse("magnitude", self.magnitude is not None, "given with --num-ops")
         self._refuse("num_ops", 1 <= (self.num_ops or 0) <= 16, "1 to 16")
         self._refuse(
             "magnitude", 0 <= (self.magnitude or 0) <= MAX_MAGNITUDE, "0 to 10; a third of it where 30 is most"

@@ -1,0 +1,53 @@
+"""The policies that come with the repository: what they are, and that their cards say what was measured."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+
+import metaaugment as ma
+
+ROOT = Path(__file__).parent.parent
+FILE = ROOT / "policies" / "omniglot-wrn-40-2.safetensors"
+CARD = (ROOT / "policies" / "README.md").read_text()
+RESULTS = ROOT / "results" / "omniglot-wrn-40-2"
+
+
+def test_it_is_small_and_intact() -> None:
+    assert FILE.stat().st_size == 4_989_704 < 5_000_000
+    assert f"{FILE.stat().st_size:,} bytes" in CARD
+    policy = ma.LearnedPolicy.load(FILE)
+    assert (policy.source.network, policy.source.num_classes, policy.source.size) == ("wrn-40-2", 1623, (32, 32))
+
+
+def test_it_augments_and_weighs_characters() -> None:
+    """Strokes on black; weights differ from image to image, and those of an unreadable one are lowest."""
+    policy = ma.LearnedPolicy.load(FILE)
+    images = torch.zeros(64, 3, 32, 32, dtype=torch.uint8)
+    for place in range(64):
+        images[place, :, 4 + place % 20, 6:26] = 255
+        images[place, :, 5:27, 4 + place % 23] = 255
+    augmented, weights = policy.augment(images, torch.Generator().manual_seed(0))
+    assert augmented.shape == images.shape
+    assert float(weights.sum()) == pytest.approx(1)
+    assert float(weights.std()) > 0.02 / 64
+
+
+@pytest.mark.parametrize(("method", "words"), [("baseline", "without augmentation"), ("randaugment", "RandAugment")])
+def test_the_card_has_the_figures_of_the_runs(method: str, words: str) -> None:
+    runs = [json.loads(file.read_text()) for file in sorted(RESULTS.glob(f"{method}-seed*.json"))]
+    values = [100 * run["test_accuracy"] for run in runs]
+    row = next(line for line in CARD.splitlines() if line.startswith(f"| {words}"))
+    assert f"| {statistics.mean(values):.2f} ± {statistics.stdev(values):.2f} | {len(values)} |" in row
+
+
+def test_the_card_has_the_accuracy_of_the_run_that_made_it() -> None:
+    run = json.loads((RESULTS / "metaaugment-fast-seed0.json").read_text())
+    other = json.loads((RESULTS / "metaaugment-fast-seed1.json").read_text())
+    assert f"| {100 * run['test_accuracy']:.2f} ({100 * other['test_accuracy']:.2f}) | 1 (1) |" in CARD
+    provenance = ma.LearnedPolicy.load(FILE).provenance
+    assert provenance["test_accuracy"] == run["test_accuracy"]
+    assert provenance["data"] == run["data"]["fingerprint"]
+    assert provenance["recipe"] == run["recipe"]

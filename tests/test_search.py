@@ -1,0 +1,274 @@
+"""What all searches share: the folder that remembers, going on, refusals, the cost, and the commands."""
+
+import json
+import multiprocessing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from rich.console import Console
+
+import metaaugment.search.search as searching
+from metaaugment import cli
+from metaaugment.baselines import published
+from metaaugment.baselines.found import Function
+from metaaugment.baselines.schedule import Schedule
+from metaaugment.baselines.sub_policies import SubPolicies
+from metaaugment.data import DataSet, dataset
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.experiments.run import train
+from metaaugment.search.kinds import SEARCHES
+from metaaugment.search.laboratory import TRIALS, Laboratory
+from metaaugment.search.search import Kind, search
+from metaaugment.training.interruption import Interrupted
+
+QUIET = Console(quiet=True)
+FOUND = SubPolicies("faa", "mine", "faa", 1, ((Function("Rotate", 0.5, 0.7), Function("Color", 1.0, 0.2)),))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Tries three things."""
+
+    WHERE: ClassVar = ("helpers",)
+
+    tries: int = 3
+    """How many."""
+    helpers: int = 1
+    """Of no consequence."""
+
+    def check(self) -> None:
+        if self.tries < 1:
+            raise ValueError("--tries is too small")
+
+
+def recipe(**changes: Any) -> Recipe:
+    return replace(RECIPES["digits"](), **{"method": "faa", "epochs": 1, "per_class": 10, **changes})
+
+
+def finder(stop_after: int | None = None) -> Kind:
+    """A search whose trials are numbers; it may be stopped behind one of them."""
+
+    def find(lab: Laboratory, settings: Settings) -> SubPolicies:
+        for number in range(len(lab.trials()), settings.tries):
+            lab.note({"trial": number, "objective": number / 10, "seconds": 2.5})
+            if stop_after == number:
+                raise Interrupted(15)
+        return FOUND
+
+    return Kind("faa", Settings, find)
+
+
+def laboratory(folder: Path) -> Laboratory:
+    return Laboratory(recipe(), Place(device="cpu"), dataset("digits"), folder, QUIET)
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def test_trials_are_remembered(tmp_path: Path) -> None:
+    lab = laboratory(tmp_path)
+    assert lab.trials() == []
+    for number in range(3):
+        lab.note({"trial": number, "objective": 0.5})
+    assert [row["trial"] for row in lab.trials()] == [0, 1, 2]
+
+
+def test_a_line_left_half_written_is_no_trial_and_spoils_no_other(tmp_path: Path) -> None:
+    lab = laboratory(tmp_path)
+    lab.note({"trial": 0})
+    with (tmp_path / TRIALS).open("a") as file:
+        file.write('{"trial": 1, "obj')
+    assert lab.trials() == [{"trial": 0}]
+    lab.note({"trial": 2})
+    assert lab.trials() == [{"trial": 0}, {"trial": 2}]
+
+
+def _note_many(folder: Path, worker: int) -> None:
+    lab = Laboratory(recipe(), Place(), None, folder, QUIET)  # type: ignore[arg-type]
+    for number in range(200):
+        lab.note({"worker": worker, "number": number, "padding": "x" * 500})
+
+
+def test_processes_note_at_the_same_time_without_losing_a_row(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_note_many, args=(tmp_path, worker)) for worker in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    found = sorted((row["worker"], row["number"]) for row in laboratory(tmp_path).trials())
+    assert found == [(worker, number) for worker in range(3) for number in range(200)]
+
+
+# -- from beginning to end ---------------------------------------------------------------------------------------------
+
+
+def test_it_ends_in_a_policy_with_its_cost(tmp_path: Path) -> None:
+    file = search(finder(), recipe(), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
+    assert published.find(file) == FOUND
+    about = json.loads(file.read_text())["search"]
+    assert (about["cost"]["trials"], about["cost"]["seconds"], about["cost"]["unit"]) == (3, 7.5, "CPU-seconds")
+    assert about["settings"] == {"tries": 3}
+    assert Recipe.from_json(about["recipe"]) == recipe()
+
+
+def test_its_file_trains(tmp_path: Path) -> None:
+    file = search(finder(), recipe(), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
+    result = train(recipe(policy=file), Place(out=tmp_path / "run", device="cpu"), QUIET)
+    assert result["recipe"]["policy"] == str(file)
+
+
+def test_a_stopped_search_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = Place(out=tmp_path / "s", device="cpu")
+    with pytest.raises(Interrupted):
+        search(finder(stop_after=1), recipe(), Settings(), place, Console(soft_wrap=True))
+    said = capsys.readouterr().out
+    command = f"metaaugment search faa digits --device cpu --resume {tmp_path / 's'}"
+    assert f"stopped after 2 trials; nothing is lost, go on with: {command}" in said
+    assert not (tmp_path / "s" / "policy.json").exists()
+    # Settings of where trials are made may change; the others are those it began with.
+    resumed = Place(resume=tmp_path / "s", device="cpu")
+    file = search(finder(), recipe(), Settings(helpers=7), resumed, QUIET)
+    assert [row["trial"] for row in laboratory(tmp_path / "s").trials()] == [0, 1, 2]
+    assert search(finder(), recipe(), Settings(), resumed, QUIET) == file  # finished already
+
+
+def test_other_settings_are_refused_when_it_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        search(finder(stop_after=0), recipe(), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
+    resumed = Place(resume=tmp_path / "s", device="cpu")
+    with pytest.raises(ValueError, match=r"--tries is 5, but .* was begun with 3"):
+        search(finder(), recipe(), Settings(tries=5), resumed, QUIET)
+    with pytest.raises(ValueError, match=r"--batch is 7, but .* was begun with 50"):
+        search(finder(), recipe(batch=7), Settings(), resumed, QUIET)
+    with pytest.raises(ValueError, match="is a search of faa for digits, not of faa for folder"):
+        search(finder(), replace(RECIPES["folder"](), method="faa"), Settings(), resumed, QUIET)
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        (Place(resume=Path("nowhere")), "nowhere is no search: it has no search.json; begin one with --out nowhere"),
+        (Place(resume=Path("a"), out=Path("b")), "--out is b, but --resume goes on in a; leave --out away"),
+    ],
+)
+def test_what_cannot_go_on(place: Place, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        search(finder(), recipe(), Settings(), place, QUIET)
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    (tmp_path / "search.json").write_text('{"recipe": {}}')
+    with pytest.raises(ValueError, match=r"search.json is damaged: .*; begin another search with --out"):
+        search(finder(), recipe(), Settings(), Place(resume=tmp_path), QUIET)
+
+
+def test_an_existing_folder_is_not_searched_into(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="exists already"):
+        search(finder(), recipe(), Settings(), Place(out=tmp_path), QUIET)
+
+
+def test_a_mistake_leaves_the_folder_free(tmp_path: Path) -> None:
+    def wrong(lab: Laboratory, settings: Settings) -> SubPolicies:
+        raise ValueError("the address is wrong")
+
+    place = Place(out=tmp_path / "s", device="cpu")
+    with pytest.raises(ValueError, match="the address is wrong"):
+        search(Kind("faa", Settings, wrong), recipe(), Settings(), place, QUIET)
+    search(finder(), recipe(), Settings(), place, QUIET)
+
+
+def test_a_search_without_validation_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*args: Any, **options: Any) -> DataSet:
+        data = dataset(*args, **options)
+        return replace(data, val=data.val.take(data.val.labels[:0]))
+
+    monkeypatch.setattr(searching, "dataset", without)
+    with pytest.raises(ValueError, match="digits has no validation images, which a search judges by"):
+        search(finder(), recipe(), Settings(), Place(out=tmp_path / "s"), QUIET)
+    assert not (tmp_path / "s").exists()
+
+
+def test_another_method_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--method is 'pba'; this is the search of faa, leave the flag away"):
+        search(finder(), recipe(method="pba"), Settings(), Place(out=tmp_path / "s"), QUIET)
+
+
+def test_two_searches_in_one_folder_are_refused(tmp_path: Path) -> None:
+    def again(lab: Laboratory, settings: Settings) -> SubPolicies:
+        search(finder(), recipe(), Settings(), Place(resume=lab.folder, device="cpu"), QUIET)
+        return FOUND
+
+    with pytest.raises(ValueError, match="another process trains into"):
+        search(Kind("faa", Settings, again), recipe(), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
+
+
+# -- all four, as commands --------------------------------------------------------------------------------
+
+SMALL = {
+    "faa": ["--folds", "1", "--trials", "3", "--best", "1"],
+    "pba": ["--trials", "2", "--interval", "1", "--epochs", "2"],
+    "dada": ["--sub-policies", "4"],
+    "autoaugment": ["--children", "2"],
+}
+
+
+@pytest.mark.parametrize("system", SEARCHES)
+def test_each_search_as_a_command(system: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--epochs", "1", "--per-class", "20", "--device", "cpu", "--out", str(tmp_path / "s"), *SMALL[system]]
+    cli.main(["search", system, "digits", *flags])
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert "trials, " in said
+    assert "CPU-seconds" in said
+    policy = published.find(tmp_path / "s" / "policy.json")
+    assert policy.system == system
+    assert isinstance(policy, Schedule if system == "pba" else SubPolicies)
+    cli.main(["ops", "--policy", str(tmp_path / "s" / "policy.json")])
+    assert len(capsys.readouterr().out.splitlines()) > 2
+
+
+@pytest.mark.parametrize("system", SEARCHES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_trial_of_every_recipe_can_be_trained(system: str, name: str) -> None:
+    SEARCHES[system].trial(replace(RECIPES[name](), method=system)).check()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["faa", "digits", "--trials", "0"], "--trials is 0; it must be a whole number of at least 1"),
+        (["pba", "digits", "--interval", "40"], "--interval is 40, but a trial has 40 epochs"),
+        (["pba", "digits", "--address", "127.0.0.1:1"], "where no Ray cluster answers"),
+        (["dada", "digits", "--temperature", "0"], "--temperature is 0.0; it must be above 0"),
+        (["autoaugment", "digits", "--children", "-1"], "--children is -1; it must be a whole number of at least 1"),
+        (["faa", "digits", "--method", "pba"], "--method is 'pba'; this is the search of faa"),
+        (["faa", "cifar10-wrn-40-2", "--data", "nowhere"], "CIFAR-10 is not there"),
+    ],
+)  # fmt: skip
+def test_a_users_mistake_is_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["search", *words, "--out", str(tmp_path / "s")])
+    assert exit.value.code == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "Traceback" not in said
+
+
+def test_ops_says_what_a_policy_does(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["ops", "--policy", "autoaugment-svhn"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 27
+    assert lines[2].strip() == "1. shear sideways by ± 0.12 pixels a row (90 %), then invert (20 %)"
+
+
+def test_ops_of_an_unknown_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["ops", "--policy", "autoaugment-mnist"])
+    assert "there is no policy autoaugment-mnist; name a file, or one of autoaugment-cifar10" in capsys.readouterr().err
