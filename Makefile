@@ -7,10 +7,10 @@ BIN := .venv/bin
 demo: .venv/ready  ## baseline, RandAugment and MetaAugment on few digits, and what was learned
 	@$(BIN)/python examples/demo.py
 
-test: check  ## what CI runs
+test: check .venv/peers  ## what CI runs
 	$(BIN)/pytest -m "not slow"
 
-test-all: check
+test-all: check .venv/peers
 	$(BIN)/pytest
 
 check: .venv/ready
@@ -28,10 +28,11 @@ bench: .venv/peers  ## speed beside the peers
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# The libraries that `bench` compares with; without their own requirements, which would replace torch.
+# The libraries that `bench` compares with, and those that a policy can be used in; without their own requirements, which
+# would replace torch.
 .venv/peers: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0 timm==1.0.30 kornia==0.9.0 kornia_rs==0.2.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt huggingface_hub==2.4.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt huggingface_hub tokenizers regex psutil lightning-utilities
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps torchvision timm kornia kornia_rs lightning torchmetrics transformers accelerate
 	@touch $@
 
 clean:
