@@ -28,11 +28,12 @@ from metaaugment.experiments import run
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.ops import PAPER_OPS
-from metaaugment.search import faa
-from metaaugment.search.faa import FileLock, Fold, JournalLock, Settings, divide, propose
+from metaaugment.search import faa, studies
+from metaaugment.search.faa import Fold, Settings, divide, propose
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.search import search
+from metaaugment.search.studies import FileLock, JournalLock
 
 from trees import write_folder
 
@@ -305,7 +306,7 @@ def test_a_journal_torn_by_a_kill_is_gone_on_with(uninterrupted: Path, tmp_path:
     with pytest.raises(Killed):
         found(folder)
     monkeypatch.undo()
-    with (folder / faa.STUDIES).open("ab") as journal:
+    with (folder / studies.STUDIES).open("ab") as journal:
         journal.write(b'{"op_code":5,"worker_id":')
     with (folder / "trials.jsonl").open("ab") as lines:
         lines.write(b'{"trial": 3, "fold": 0, "nu')
@@ -347,7 +348,7 @@ def test_two_processes_of_which_one_is_killed_end_with_all_trials_and_a_file(tmp
 
 def writers(folder: Path, word: str) -> set[str]:
     """Processes that have written a line with this word into Optuna's journal."""
-    file = folder / faa.STUDIES
+    file = folder / studies.STUDIES
     lines = file.read_text().splitlines() if file.exists() else []
     return {line.split('"worker_id":"')[1].split('"')[0] for line in lines if f'"{word}"' in line}
 
@@ -393,8 +394,8 @@ def test_a_trial_of_another_machine_is_waited_for_until_that_must_be_dead(
     monkeypatch.setattr(faa.time, "monotonic", lambda: float(sum(waited)))
     faa._await_others(laboratory(tmp_path), [study])
     assert len(waited) == (5 if alive else 61)
-    assert list(faa._finished(study)) == ([0] if alive else [])
-    ours = faa._claim(laboratory(tmp_path), SMALL, study)
+    assert list(studies.finished(study)) == ([0] if alive else [])
+    ours = studies.claim(tmp_path, study, SMALL.trials)
     assert ours is not None
     assert ours.user_attrs["place"] == (1 if alive else 0)
 

@@ -17,7 +17,6 @@ crop, so that they would add noise to all policies alike, and Cutout comes behin
 A policy that does nothing therefore scores what the plain images score.
 """
 
-import fcntl
 import hashlib
 import json
 import math
@@ -31,7 +30,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Int64
@@ -49,16 +48,15 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe, refuse
 from metaaugment.ops import INDEX, OPS, PAPER_OPS
 from metaaugment.search.laboratory import Laboratory, Row
+from metaaugment.search.studies import FileLock, claim, finished, give_up, open_studies, running, value
 from metaaugment.training.evaluation import evaluate
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.transformation import apply
 
 if TYPE_CHECKING:
     from optuna import Study
-    from optuna.storages import BaseStorage
-    from optuna.trial import BaseTrial, FrozenTrial, Trial
+    from optuna.trial import BaseTrial, FrozenTrial
 
-STUDIES = "studies.log"
 # Of the trials of a study; HyperOpt's number.
 RANDOM_TRIALS = 20
 # The objective of a policy under which the loss is not finite.
@@ -107,9 +105,9 @@ def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
     progress = _Progress(lab, settings)
     while True:
         if settings.storage is None:
-            _give_up([(study, trial) for study in studies for trial in _running(study)])
+            give_up([(study, trial) for study in studies for trial in running(study)])
         _note_missing(lab, settings, studies)
-        missing = sum(settings.trials - len(_finished(study)) for study in studies)
+        missing = sum(settings.trials - len(finished(study)) for study in studies)
         if missing == 0:
             return _found(lab, settings, studies)
         if min(settings.processes, missing) == 1:
@@ -124,7 +122,7 @@ def _found(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> S
     """The sub-policies of the best policies of each fold, without duplicates."""
     kept: list[tuple[Function, Function]] = []
     for study in studies:
-        ranked = sorted(_finished(study).values(), key=lambda trial: -_value(trial))
+        ranked = sorted(finished(study).values(), key=lambda trial: -value(trial))
         for trial in ranked[: settings.best]:
             first: dict[tuple[str, str], tuple[Function, Function]] = {}
             for pair in propose(trial, settings.sub_policies).sub_policies:
@@ -227,7 +225,7 @@ def search(
 
     while True:
         lab.stop_if_asked()
-        trial = _claim(lab, settings, study)
+        trial = claim(lab.folder, study, settings.trials)
         if trial is None:
             return
         began = time.perf_counter()
@@ -246,24 +244,6 @@ def search(
         if told.state == TrialState.COMPLETE:
             lab.note(_row_of(settings, fold.number, told))
         look()
-
-
-def _claim(lab: Laboratory, settings: Settings, study: "Study") -> "Trial | None":
-    """A trial at the first place that nobody has; None where there is none.
-
-    Processes of this folder wait for each other. Two machines may take the same place at once; it is then tried twice,
-    and the first one counts.
-    """
-    from optuna.trial import TrialState
-
-    with FileLock(lab.folder / "claims.lock"):
-        taken = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
-        free = set(range(settings.trials)) - {trial.user_attrs.get("place") for trial in taken}
-        if not free:
-            return None
-        trial = study.ask()
-        trial.set_user_attr("place", min(free))
-        return trial
 
 
 def propose(trial: "BaseTrial", sub_policies: int) -> SubPolicies:
@@ -292,7 +272,7 @@ def _row(settings: Settings, fold: int, number: int, objective: float, seconds: 
 
 
 def _row_of(settings: Settings, fold: int, trial: "FrozenTrial") -> Row:
-    row = _row(settings, fold, trial.user_attrs["place"] + 1, _value(trial), trial.user_attrs["seconds"])
+    row = _row(settings, fold, trial.user_attrs["place"] + 1, value(trial), trial.user_attrs["seconds"])
     return row | {"sub_policies": published.encode(propose(trial, settings.sub_policies))["sub_policies"]}
 
 
@@ -304,7 +284,7 @@ def _note_missing(lab: Laboratory, settings: Settings, studies: "Sequence[Study]
     """Of processes that were killed before they could, and of other machines."""
     noted = _noted(lab)
     for fold, study in enumerate(studies):
-        for place, trial in _finished(study).items():
+        for place, trial in finished(study).items():
             if (fold, place + 1) not in noted:
                 lab.note(_row_of(settings, fold, trial))
 
@@ -345,66 +325,7 @@ def _key(lab: Laboratory, settings: Settings) -> str:
 
 def _studies(folder: Path, settings: Settings, key: str) -> "list[Study]":
     """One a fold."""
-    try:
-        import optuna
-    except ImportError:
-        raise ValueError(
-            "Fast AutoAugment's search needs the package optuna; install it with: pip install 'metaaugment[search]'"
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = _storage(folder, settings.storage)
-    return [
-        optuna.create_study(
-            storage=storage, study_name=f"{key}-fold-{fold}", direction="maximize", load_if_exists=True
-        )
-        for fold in range(settings.folds)
-    ]  # fmt: skip
-
-
-def _storage(folder: Path, url: str | None) -> "BaseStorage":
-    from optuna.storages import JournalStorage, RDBStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    if url is None:
-        file = folder / STUDIES
-        return JournalStorage(JournalFileBackend(str(file), cast(Any, JournalLock(file))))
-    try:
-        return RDBStorage(url)
-    except Exception as error:  # of SQLAlchemy, of the driver, of the database: each has its own
-        # Without what stands before the @: it may hold a password.
-        where = url.split("@")[-1]
-        reason = str(error).splitlines()[0].replace(url, where)
-        raise ValueError(
-            f"--storage {where} cannot be opened ({reason}); see that it is there, or leave it away"
-        ) from None
-
-
-def _finished(study: "Study") -> "dict[int, FrozenTrial]":
-    """By their places, in order; of two at one place the first."""
-    from optuna.trial import TrialState
-
-    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    by_place = {trial.user_attrs["place"]: trial for trial in reversed(trials)}
-    return dict(sorted(by_place.items()))
-
-
-def _running(study: "Study") -> "list[FrozenTrial]":
-    from optuna.trial import TrialState
-
-    return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-
-
-def _give_up(trials: "Sequence[tuple[Study, FrozenTrial]]") -> None:
-    """Those of processes that are no more: their places are free again."""
-    from optuna.trial import TrialState
-
-    for study, trial in trials:
-        study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-
-
-def _value(trial: "FrozenTrial") -> float:
-    assert trial.value is not None
-    return trial.value
+    return open_studies(folder, settings.storage, [f"{key}-fold-{fold}" for fold in range(settings.folds)])
 
 
 # -- several processes ------------------------------------------------------------------------------------------------
@@ -415,7 +336,7 @@ def _work(
 ) -> None:
     """Train and search all folds that are not finished, beginning with the first; others may do so at once."""
     for fold in (number % settings.folds for number in range(first, first + settings.folds)):
-        if len(_finished(studies[fold])) < settings.trials:
+        if len(finished(studies[fold])) < settings.trials:
             trained = train(lab, settings, fold)
             look()
             search(lab, settings, trained, studies[fold], look)
@@ -500,53 +421,13 @@ def _await_others(lab: Laboratory, studies: "Sequence[Study]") -> None:
     By our own clock: theirs may show another time.
     """
     changed, before = time.monotonic(), -1
-    while running := [(study, trial) for study in studies for trial in _running(study)]:
+    while still := [(study, trial) for study in studies for trial in running(study)]:
         lab.stop_if_asked()
-        finished = [trial for study in studies for trial in _finished(study).values()]
-        longest = max((trial.user_attrs["seconds"] for trial in finished), default=0.0)
-        if len(finished) != before:
-            before, changed = len(finished), time.monotonic()
+        done = [trial for study in studies for trial in finished(study).values()]
+        longest = max((trial.user_attrs["seconds"] for trial in done), default=0.0)
+        if len(done) != before:
+            before, changed = len(done), time.monotonic()
         if time.monotonic() - changed > max(60, 10 * longest):
-            _give_up(running)
+            give_up(still)
             return
         time.sleep(1)
-
-
-class FileLock:
-    """A file that one process holds at a time; what a killed process held is free at once."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self._held: IO[bytes] | None = None
-
-    def acquire(self) -> bool:
-        self._held = self.file.open("ab+")
-        fcntl.flock(self._held, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        assert self._held is not None
-        self._held.close()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-class JournalLock(FileLock):
-    """Of Optuna's journal, on the journal itself.
-
-    In place of Optuna's own ones, which a killed process leaves behind. A line that it left half written goes: Optuna
-    would append to it, and could never read the file again.
-    """
-
-    def acquire(self) -> bool:
-        super().acquire()
-        assert self._held is not None
-        if self._held.seek(0, os.SEEK_END) > 0:
-            self._held.seek(-1, os.SEEK_END)
-            if self._held.read() != b"\n":
-                self._held.truncate(self.file.read_bytes().rfind(b"\n") + 1)
-        return True
