@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from metaaugment import sealed
 from metaaugment.distributed import bare
 from metaaugment.embedding import K, embed
-from metaaugment.features import Features
+from metaaugment.frozen import Eyes, Judge, check_channels, first_line
 from metaaugment.learner import Learner
 from metaaugment.networks import NETWORKS
 from metaaugment.networks import network as build_network
@@ -126,7 +126,7 @@ class LearnedPolicy:
             _check_finite("theta", policy.state_dict())
             _check_finite("w", extractor.state_dict())
             self.judge = Judge(policy)
-            self.eyes = Eyes(extractor, source, *_normalization(source.mean, source.std))
+            self.eyes = _eyes(extractor, source, *_normalization(source.mean, source.std))
             _check_fit(self.eyes, policy)
             self.to(next(extractor.parameters()).device)
 
@@ -192,7 +192,7 @@ class LearnedPolicy:
                 "numbers, deviations above 0"
             )
         between = (None, None) if given == (own.mean, own.std) else _normalization(own.mean, own.std, *given)
-        eyes = Eyes(deepcopy(self.eyes.network), own, *between).to(self.device)
+        eyes = _eyes(deepcopy(self.eyes.network), own, *between).to(self.device)
         return sampler, Judge(deepcopy(self.judge.policy)), eyes
 
     def sampler_only(self) -> "LearnedPolicy":
@@ -258,7 +258,7 @@ class LearnedPolicy:
             raise ValueError(f"images has dtype {images.dtype}; use torch.uint8, or floating point in [0, 1]")
         if images.ndim != 4 or len(images) == 0:
             raise ValueError(f"images has shape {tuple(images.shape)}; a batch is [n, channels, height, width], n > 0")
-        _check_channels(images, self.source.channels)
+        check_channels(images, self.source.channels)
 
     # -- the file ---------------------------------------------------------------------------------------------------
 
@@ -362,14 +362,14 @@ class LearnedPolicy:
             raise sealed.Damaged(file, f"cannot be read ({error.strerror or error})", "give a policy file") from None
         except MALFORMED as error:  # under a right SHA-256: written by another program
             raise sealed.Damaged(
-                file, f"is no intact policy: its state is malformed ({_line(error)})", WAY_OUT
+                file, f"is no intact policy: its state is malformed ({first_line(error)})", WAY_OUT
             ) from None
         try:
             return _from_tree(tree, extractor, space)
         except Foreign as error:
             raise sealed.Damaged(file, f"cannot be used here: {error}") from None
         except MALFORMED as error:
-            raise sealed.Damaged(file, f"is no intact policy: {_line(error)}", WAY_OUT) from error
+            raise sealed.Damaged(file, f"is no intact policy: {first_line(error)}", WAY_OUT) from error
 
 
 # What reading a tree of the wrong form may raise.
@@ -378,97 +378,6 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError
 
 class Foreign(ValueError):
     """An intact policy that something is missing for; the message says what would help."""
-
-
-# -- frozen modules ---------------------------------------------------------------------------------------------------
-
-
-class Frozen(nn.Module):
-    """Learns nothing, and stays in evaluation mode whoever calls `train()`."""
-
-    def train(self, mode: bool = True) -> Self:
-        return super().train(False)
-
-    def _freeze(self) -> None:
-        self.requires_grad_(False)
-        self.zero_grad()
-        self.eval()
-
-
-class Judge(Frozen):
-    """A frozen policy, in its own precision whatever the features come in."""
-
-    def __init__(self, policy: nn.Module) -> None:
-        super().__init__()
-        self.policy = policy
-        self._freeze()
-
-    def forward(self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"]) -> Float[Tensor, " n"]:
-        dtype = next(self.policy.parameters()).dtype
-        return self.policy(features.to(dtype), embedding.to(dtype))
-
-    def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return getattr(self.policy, "normalize", normalize)(outputs)
-
-
-class Eyes(Frozen):
-    """The frozen network that a policy sees through: from images to features.
-
-    Inputs are first turned into (inputs − shift) · scale, where there is such a thing.
-    """
-
-    def __init__(
-        self, network: nn.Module, source: Source, shift: Tensor | None = None, scale: Tensor | None = None
-    ) -> None:
-        super().__init__()
-        self.network = network
-        self.channels, self.size = source.channels, source.size
-        self.features = Features(network, source.layer)
-        self.seen = Seen()
-        self.shift: Tensor | None
-        self.scale: Tensor | None
-        self.register_buffer("shift", shift, persistent=False)
-        self.register_buffer("scale", scale, persistent=False)
-        self._freeze()
-
-    def forward(self, inputs: Tensor) -> Float[Tensor, "n d"]:
-        like = next(self.network.parameters())
-        _check_channels(inputs, self.channels)
-        if inputs.device != like.device:
-            raise ValueError(
-                f"the images are on {inputs.device}, but the policy is on {like.device}; "
-                f"move it with policy.to({str(inputs.device)!r})"
-            )
-        if self.shift is not None and self.scale is not None:
-            inputs = (inputs - self.shift) * self.scale
-        try:
-            with self.features.watched():
-                self.network(inputs.to(like.dtype))
-        except (RuntimeError, AssertionError) as error:
-            height, width = inputs.shape[-2:]
-            if (height, width) == self.size or isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise ValueError(
-                f"the policy's extractor fails on images of {height} by {width} pixels ({_line(error)}); it was "
-                f"learned with {self.size[0]} by {self.size[1]}: resize the images, or use policy.sampler_only()"
-            ) from error
-        return self.seen(self.features.take())
-
-
-class Seen(nn.Linear):
-    """Gives back what it gets: the linear layer that is called last, whose input a `Learner` takes for the features.
-
-    With it they are the policy's own, also where these are the input of another layer of the network.
-    """
-
-    def __init__(self) -> None:
-        nn.Module.__init__(self)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input
-
-    def extra_repr(self) -> str:
-        return ""
 
 
 # -- from and to tensors ----------------------------------------------------------------------------------------------
@@ -611,6 +520,10 @@ def _probabilities_of(sampler: object) -> Tensor:
     return p
 
 
+def _eyes(network: nn.Module, source: Source, shift: Tensor | None, scale: Tensor | None) -> Eyes:
+    return Eyes(network, source.channels, source.size, source.layer, shift, scale)
+
+
 def _normalization(
     mean: Sequence[float], std: Sequence[float], given_mean: Sequence[float] = (), given_std: Sequence[float] = ()
 ) -> tuple[Tensor, Tensor]:
@@ -637,14 +550,6 @@ def _pixels(images: Tensor) -> Tensor:
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
-
-
-def _check_channels(images: Tensor, channels: int) -> None:
-    if images.shape[1] != channels:
-        raise ValueError(
-            f"the images have {images.shape[1]} channels, but the policy was learned on images of {channels}; convert "
-            "them, or use its p alone: metaaugment.apply(images, policy.sample(n), policy.space, fill)"
-        )
 
 
 def _check_distribution(p: Tensor) -> None:
@@ -696,11 +601,6 @@ def _colors(fill: int | Sequence[int], channels: int) -> tuple[int, ...]:
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
-
-
-def _line(error: BaseException) -> str:
-    """The first line of what an error says; torch adds a trace of its own."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _feature_layer(policy: nn.Module) -> nn.Linear:

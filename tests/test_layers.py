@@ -14,7 +14,7 @@ LAYERS = (
     ("training",),
     ("transfer",),
     ("baselines", "data", "networks"),
-    ("learner", "capture", "observation", "sealed"),
+    ("learner", "capture", "observation", "sealed", "frozen"),
     ("hypergradient", "policy", "sampler", "features", "replay", "distributed"),
     ("embedding", "transformation", "ops"),
 )

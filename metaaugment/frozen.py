@@ -1,0 +1,117 @@
+"""Frozen parts: a policy that is not learned any more, and the network that it sees through."""
+
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from metaaugment.features import Features
+from metaaugment.policy import normalize
+
+
+class Frozen(nn.Module):
+    """Learns nothing, and stays in evaluation mode whoever calls `train()`."""
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)
+
+    def _freeze(self) -> None:
+        self.requires_grad_(False)
+        self.zero_grad()
+        self.eval()
+
+
+class Judge(Frozen):
+    """A frozen policy, in its own precision whatever the features come in."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+        self._freeze()
+
+    def forward(self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"]) -> Float[Tensor, " n"]:
+        dtype = next(self.policy.parameters()).dtype
+        return self.policy(features.to(dtype), embedding.to(dtype))
+
+    def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        return getattr(self.policy, "normalize", normalize)(outputs)
+
+
+class Eyes(Frozen):
+    """The frozen network that a policy sees through: from images to features.
+
+    Inputs are first turned into (inputs − shift) · scale, where there is such a thing.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        channels: int,
+        size: tuple[int, int],
+        layer: str | None = None,
+        shift: Tensor | None = None,
+        scale: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.channels, self.size = channels, size
+        self.features = Features(network, layer)
+        self.seen = Seen()
+        self.shift: Tensor | None
+        self.scale: Tensor | None
+        self.register_buffer("shift", shift, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+        self._freeze()
+
+    def forward(self, inputs: Tensor) -> Float[Tensor, "n d"]:
+        like = next(self.network.parameters())
+        check_channels(inputs, self.channels)
+        if inputs.device != like.device:
+            raise ValueError(
+                f"the images are on {inputs.device}, but the policy is on {like.device}; "
+                f"move it with policy.to({str(inputs.device)!r})"
+            )
+        if self.shift is not None and self.scale is not None:
+            inputs = (inputs - self.shift) * self.scale
+        try:
+            with self.features.watched():
+                self.network(inputs.to(like.dtype))
+        except (RuntimeError, AssertionError) as error:
+            height, width = inputs.shape[-2:]
+            if (height, width) == self.size or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise ValueError(
+                f"the policy's extractor fails on images of {height} by {width} pixels ({first_line(error)}); it was "
+                f"learned with {self.size[0]} by {self.size[1]}: resize the images, or use policy.sampler_only()"
+            ) from error
+        return self.seen(self.features.take())
+
+
+class Seen(nn.Linear):
+    """Gives back what it gets: the linear layer that is called last, whose input a `Learner` takes for the features.
+
+    With it they are the policy's own, also where these are the input of another layer of the network.
+    """
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+def check_channels(images: Tensor, channels: int) -> None:
+    if images.shape[1] != channels:
+        raise ValueError(
+            f"the images have {images.shape[1]} channels, but the policy was learned on images of {channels}; convert "
+            "them, or use its p alone: metaaugment.apply(images, policy.sample(n), policy.space, fill)"
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; torch adds a trace of its own."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
