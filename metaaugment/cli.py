@@ -269,6 +269,31 @@ def trainer_of(name: str) -> Callable[..., None]:
     return train
 
 
+def reproduce(
+    names: Annotated[tuple[str, ...], Positional, arg(help="Tables, or rows of them.", metavar="TABLE|ROW")] = (),
+    seeds: Annotated[int, arg(help="Runs of each entry.")] = 5,
+    budget: Annotated[str | None, option("Stop after this time: 90s, 25m, 2h; the same command goes on.")] = None,
+    epochs: Annotated[int | None, option("Of all runs; kept apart where they are not the recipe's.")] = None,
+    methods: Annotated[tuple[str, ...], arg(help="Entries of the rows.", help_behavior_hint="(default: all)")] = (),
+    at_once: Annotated[int | None, option("Runs that share the device.", "4 on a GPU, 1 elsewhere")] = None,
+    data: Annotated[Path | None, option("Folder of the data.", "that of train", "DIR")] = None,
+    device: Device = None,
+    runs: Annotated[Path, arg(help="Folder of the runs, which are gone on with.")] = Path("runs"),
+    results: Annotated[Path, arg(help="Folder of the results, one file a run.")] = Path("results"),
+    report: Annotated[Path, arg(help="What is made of the results.")] = Path("RESULTS.md"),
+) -> None:
+    """Run the paper's tables: what is missing, side by side, within a time; each run leaves a file.
+
+    Without a table the report is made anew from the results there are.
+    """
+    from metaaugment.experiments.place import Place
+    from metaaugment.experiments.reproduce import Where, reproduce
+    from metaaugment.experiments.tables import find_rows
+
+    where = Where(runs, results, Place(data=data, device=device))
+    reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(soft_wrap=True))
+
+
 def find_policy(
     system: Annotated[str, Positional, arg(help="faa, pba, dada or autoaugment.", metavar="SYSTEM")],
     recipe: Annotated[str, Positional, arg(help="Whose data and network.", metavar="RECIPE")],
@@ -328,6 +353,7 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     app = tyro.extras.SubcommandApp()
     app.command(train, name="train", help="Train a network by a recipe.")
     app.command(recipes)
+    app.command(reproduce)
     if args[:1] == ["search"]:
         app.command(search, name="search", help=find_policy.__doc__)
     else:

@@ -1,0 +1,85 @@
+"""Results: one file a finished run, and RESULTS.md, which is made of nothing else."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from metaaugment.experiments.tables import ROWS, Entry
+from metaaugment.training import folder as run_folder
+from metaaugment.training.progress import duration
+
+Result = dict[str, Any]
+
+
+def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
+    """The results of each entry, by row and entry, in the order of the paper's tables and then of their names."""
+    rows: dict[str, dict[str, list[Result]]] = {}
+    for file in sorted(folder.glob("*/*-seed*.json")):
+        entry = file.stem.rsplit("-seed", 1)[0]
+        rows.setdefault(file.parent.name, {}).setdefault(entry, []).append(run_folder.read_json(file))
+    known = list(ROWS)
+    order = sorted(rows, key=lambda row: (known.index(r) if (r := _recipe(row)) in known else len(known), row))
+    return {row: dict(sorted(rows[row].items(), key=lambda item: _place(row, item[0]))) for row in order}
+
+
+def markdown(folder: Path) -> str:
+    """RESULTS.md."""
+    lines = [
+        "# Results",
+        "",
+        "Made by `metaaugment reproduce` from the files under `results/`, one a run; nothing is typed by hand. Test",
+        "accuracy in percent after the last epoch, mean ± standard deviation over seeds. Time is that of training;",
+        "where several runs shared a GPU it says how many, and is not the time of a run alone.",
+    ]
+    for row, entries in read(folder).items():
+        title = ROWS[_recipe(row)].table if _recipe(row) in ROWS else "not in the paper"
+        lines += ["", f"## {row} ({title})", "", *_table(row, entries)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(row: str, entries: dict[str, list[Result]]) -> list[str]:
+    header = ("", "accuracy", "seeds", "paper", "epochs", "time", "images/s", "on", "commit")
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    for name, results in entries.items():
+        shared = sorted({result.get("side_by_side", 1) for result in results})
+        beside = "" if shared == [1] else f" ({'–'.join(map(str, shared))} at once)"
+        cells = (
+            name,
+            spread([100 * result["test_accuracy"] for result in results]),
+            str(len(results)),
+            paper(row, name) or "–",
+            "/".join(str(epochs) for epochs in sorted({result["epochs"] for result in results})),
+            duration(statistics.mean(result["seconds"] for result in results)) + beside,
+            f"{statistics.mean(result['images_per_second'] for result in results):,.0f}",
+            ", ".join(sorted({str(result["machine"]["hardware"]) for result in results})),
+            ", ".join(sorted({commit for r in results for commit in str(r["commit"]).split(", continued at ")})),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def spread(values: Sequence[float]) -> str:
+    mean = f"{statistics.mean(values):.2f}"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def paper(row: str, name: str) -> str:
+    """The paper's figure, where the row is trained as the paper does."""
+    entry = _entry(row, name)
+    return entry.paper if entry is not None else ""
+
+
+def _entry(row: str, name: str) -> Entry | None:
+    found = [entry for entry in ROWS[_recipe(row)].entries if entry.name == name] if _recipe(row) in ROWS else []
+    return found[0] if found else None
+
+
+def _place(row: str, name: str) -> tuple[int, str]:
+    entries = [entry.name for entry in ROWS[_recipe(row)].entries] if _recipe(row) in ROWS else []
+    return entries.index(name) if name in entries else len(entries), name
+
+
+def _recipe(row: str) -> str:
+    """Of a folder's name, which says so where the epochs are others than the recipe's."""
+    return row.removesuffix("-epochs").rsplit("-", 1)[0] if row.endswith("-epochs") else row

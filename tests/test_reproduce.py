@@ -1,0 +1,300 @@
+"""The paper's tables as runs: what is run, in what order and time, what is kept, and what is reported of it."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from metaaugment import cli
+from metaaugment.experiments import reproduce as reproducing
+from metaaugment.experiments import results, run
+from metaaugment.experiments.methods import METHODS
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.experiments.reproduce import Job, Queue, Where, flags_of, folder_name, planned, seconds_of
+from metaaugment.experiments.tables import ROWS, Entry, Row, find_rows
+from metaaugment.training.interruption import Interrupted
+
+ROOT = Path(__file__).parent.parent
+QUIET = Console(quiet=True)
+
+
+def where(folder: Path) -> Where:
+    return Where(folder / "runs", folder / "results", Place(device="cpu"))
+
+
+# -- the tables --------------------------------------------------------------------------------------------------------
+
+ENTRIES = [(row, entry) for row in ROWS.values() for entry in row.entries]
+
+
+@pytest.mark.parametrize(("row", "entry"), ENTRIES, ids=lambda one: getattr(one, "recipe", None) or one.name)
+def test_every_entry_is_a_recipe_that_the_command_line_understands(
+    row: Row, entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a process is told comes out as the same recipe, every value of it."""
+    asked: list[Recipe] = []
+    monkeypatch.setattr(run, "train", lambda recipe, place, console: asked.append(recipe))
+    policy = Path("some.safetensors") if entry.under else None
+    recipe = row.run(entry, 3, 97, policy)
+    cli.main(["train", recipe.name, *flags_of(recipe)])
+    assert asked == [recipe]
+    assert (recipe.seed, recipe.epochs) == (3, 97)
+    recipe.check()
+
+
+@pytest.mark.parametrize(
+    ("row", "entry", "figure"),
+    [
+        ("omniglot-wrn-40-2", "metaaugment", "89.12 ± 0.10"), ("omniglot-wrn-28-10", "randaugment", "87.86"),
+        ("cifar10-wrn-28-10", "advaa", "98.10"), ("cifar10-wrn-40-2", "faa", "96.4"),
+        ("cifar100-wrn-28-10", "pba", "83.27"), ("cifar100-wrn-40-2", "metaaugment", "80.60 ± 0.16"),
+        ("cifar10-wrn-40-2", "transfer-wrn-28-10", "96.82 ± 0.10"), ("imagenet-resnet-50", "baseline", "76.3"),
+    ],
+)  # fmt: skip
+def test_the_papers_figures(row: str, entry: str, figure: str) -> None:
+    assert results.paper(row, entry) == figure
+
+
+def test_a_policy_published_for_other_data_has_no_figure_of_the_papers() -> None:
+    names = {entry.name: entry.paper for entry in ROWS["omniglot-wrn-40-2"].entries}
+    assert names["faa-svhn"] == names["pba-svhn"] == ""
+    assert "faa" not in names
+
+
+def test_every_method_is_in_every_row() -> None:
+    for row in ROWS.values():
+        assert {entry.changes["method"] for entry in row.entries} == set(METHODS)
+
+
+def test_what_a_policy_is_learned_by_is_there() -> None:
+    for _, entry in ENTRIES:
+        if entry.under is not None:
+            row, name = entry.under
+            assert name in {other.name for other in ROWS[row].entries}
+
+
+def test_tables_and_rows_are_found_by_name() -> None:
+    assert [row.recipe for row in find_rows(("table-3",))] == ["omniglot-wrn-40-2", "omniglot-wrn-28-10"]
+    assert [row.recipe for row in find_rows(("digits", "omniglot-wrn-40-2", "digits"))] == [
+        "digits",
+        "omniglot-wrn-40-2",
+    ]
+    with pytest.raises(ValueError, match="unknown table or row 'table-9'; choose of digits, table-3"):
+        find_rows(("table-9",))
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("25m", 1500), ("2h", 7200), ("1.5m", 90), (" 3s ", 3)])
+def test_a_budget_is_a_time(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "25", "m", "-3s", "3 days", "0s", "1e3s", "nan s"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(ValueError, match="it must be a time such as 90s, 25m or 2h"):
+        seconds_of(text)
+
+
+def test_missing_runs_those_begun_first_then_seed_by_seed(tmp_path: Path) -> None:
+    rows = find_rows(("digits",))
+    entries = ["baseline", "metaaugment"]
+    here = where(tmp_path)
+    finished = Job(rows[0], rows[0].entries[0], 0, None, here)
+    finished.result.parent.mkdir(parents=True)
+    finished.result.write_text("{}")
+    begun = next(job for job in planned(rows, 3, None, entries, here) if job.name == "metaaugment-seed2")
+    begun.folder.mkdir(parents=True)
+    (begun.folder / "recipe.json").write_text("{}")
+    names = [job.name for job in planned(rows, 3, None, entries, here)]
+    assert names == ["metaaugment-seed2", "metaaugment-seed0", "baseline-seed1", "metaaugment-seed1", "baseline-seed2"]
+    with pytest.raises(ValueError, match="--methods has 'nope'; choose of advaa"):
+        planned(rows, 1, None, ["nope"], here)
+
+
+def test_other_epochs_are_kept_apart() -> None:
+    row = ROWS["cifar10-wrn-40-2"]
+    assert folder_name(row, None) == folder_name(row, 600) == "cifar10-wrn-40-2"
+    assert folder_name(row, 200) == "cifar10-wrn-40-2-200-epochs"
+    assert results.paper("cifar10-wrn-40-2-200-epochs", "metaaugment") == "96.79 ± 0.06"
+
+
+# -- the queue ---------------------------------------------------------------------------------------------------------
+
+# In the place of a training: says that it lives, and ends well, badly, or when it is asked to.
+STAND_IN = """
+import json, pathlib, signal, sys, time
+folder, seconds, rc = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "recipe.json").write_text("{}")
+open(folder / "alive", "a").write("x")
+time.sleep(seconds)
+if rc == 0:
+    (folder / "result.json").write_text(json.dumps({"test_accuracy": 0.5}))
+print("the last word")
+sys.exit(rc)
+"""
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.1, rc: int = 0) -> None:
+    def start(job: Job) -> "subprocess.Popen[bytes]":
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        with (job.folder.parent / f"{job.name}.log").open("ab") as log:
+            arguments = [sys.executable, "-c", STAND_IN, str(job.folder), str(seconds), str(rc)]
+            return subprocess.Popen(arguments, stdout=log, stderr=log)
+
+    monkeypatch.setattr(Job, "start", start)
+
+
+def jobs(folder: Path, number: int) -> list[Job]:
+    return planned(find_rows(("digits",)), number, None, ["baseline"], where(folder))
+
+
+def test_results_are_kept_with_how_many_ran_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, 0.5)
+    queue = Queue(jobs(tmp_path, 3), 2, QUIET)
+    queue.run(None)
+    files = sorted((tmp_path / "results" / "digits").iterdir())
+    assert [file.name for file in files] == [f"baseline-seed{seed}.json" for seed in range(3)]
+    kept = [json.loads(file.read_text()) for file in files]
+    assert all(one["entry"] == "baseline" and one["test_accuracy"] == 0.5 for one in kept)
+    assert [one["side_by_side"] for one in kept[:2]] == [2, 2]
+    assert jobs(tmp_path, 3) == []  # nothing is missing any more
+
+
+def test_when_the_time_is_over_all_are_stopped_and_go_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, 30)
+    queue = Queue(jobs(tmp_path, 3), 2, QUIET)
+    queue.run(0.7)
+    assert (len(queue.waiting), queue.kept, queue.failed, queue.live) == (3, 0, [], {})
+    stand_in(monkeypatch)
+    queue = Queue(jobs(tmp_path, 3), 2, QUIET)
+    assert [job.begun for job in queue.waiting] == [True, True, False]
+    queue.run(None)
+    assert queue.kept == 3
+
+
+def test_a_signal_stops_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, 30)
+    queue = Queue(jobs(tmp_path, 2), 2, QUIET)
+    threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(Interrupted):
+        queue.run(None)
+    assert queue.live == {}
+    assert len(queue.waiting) == 2
+
+
+def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, rc=1)
+    report = tmp_path / "R.md"
+    arguments: tuple[Any, ...] = (
+        find_rows(("digits",)),
+        2,
+        None,
+        None,
+        ["baseline"],
+        1,
+        where(tmp_path),
+        report,
+        QUIET,
+    )
+    with pytest.raises(ValueError, match=r"digits baseline-seed0 failed: the last word; .*baseline-seed0.log has all"):
+        reproducing.reproduce(*arguments)
+    assert (tmp_path / "runs" / "digits" / "baseline-seed1" / "alive").exists()
+
+
+def test_a_result_that_was_not_kept_before_a_kill_is_kept_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    (job,) = jobs(tmp_path, 1)
+    job.start().wait()
+    assert not job.result.exists()
+    Queue([job], 1, QUIET).run(None)
+    assert job.result.exists()
+    assert (job.folder / "alive").read_text() == "x"  # it was not trained again
+
+
+def test_a_run_under_a_policy_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = []
+
+    class Policy:
+        def save(self, file: Path, half: bool) -> None:
+            exported.append((file, half))
+            file.write_text("policy")
+
+    monkeypatch.setattr(reproducing, "learned_policy", lambda folder: Policy())
+    stand_in(monkeypatch)
+    row = ROWS["omniglot-wrn-40-2"]
+    wanted = [entry for entry in row.entries if entry.name in ("metaaugment-fast", "transfer-wrn-40-2")]
+    joint, transfer = (Job(row, entry, 0, None, where(tmp_path)) for entry in wanted)
+    assert not transfer.ready()
+    queue = Queue([transfer, joint], 2, QUIET)
+    queue.run(None)
+    assert queue.kept == 2
+    assert exported == [(tmp_path / "runs" / "omniglot-wrn-40-2" / "metaaugment-fast.safetensors", True)]
+
+
+def test_a_run_whose_policy_never_comes_is_left(tmp_path: Path) -> None:
+    row = ROWS["omniglot-wrn-40-2"]
+    (entry,) = [entry for entry in row.entries if entry.name == "transfer-wrn-28-10"]
+    queue = Queue([Job(row, entry, 0, None, where(tmp_path))], 1, QUIET)
+    queue.run(None)
+    assert len(queue.waiting) == 1
+
+
+def test_digits_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = ["--runs", f"{tmp_path}/runs", "--results", f"{tmp_path}/results", "--report", f"{tmp_path}/RESULTS.md"]
+    command = ["reproduce", "digits", "--seeds", "1", "--epochs", "1", "--methods", "baseline", "--device", "cpu"]
+    cli.main([*command, *folders])
+    result = json.loads((tmp_path / "results" / "digits-1-epochs" / "baseline-seed0.json").read_text())
+    report = (tmp_path / "RESULTS.md").read_text()
+    assert f"| baseline | {100 * result['test_accuracy']:.2f} | 1 | – | 1 |" in report
+    assert {"recipe", "test_top5", "seconds", "images_per_second", "machine", "commit"} <= result.keys()
+    said = capsys.readouterr().out
+    assert "digits baseline-seed0 begins" in said
+    assert "1 runs finished" in said
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_is_not_stale() -> None:
+    assert (ROOT / "RESULTS.md").read_text() == results.markdown(ROOT / "results")
+
+
+def test_every_accuracy_of_the_report_has_its_files() -> None:
+    """Taken from the files by another way than the report's own."""
+    report = (ROOT / "RESULTS.md").read_text()
+    shown = 0
+    for folder in (ROOT / "results").iterdir():
+        values: dict[str, list[float]] = {}
+        for file in sorted(folder.glob("*-seed*.json")) if folder.is_dir() else []:
+            values.setdefault(file.name.split("-seed")[0], []).append(json.loads(file.read_text())["test_accuracy"])
+        for entry, found in values.items():
+            deviation = f" ± {100 * statistics.stdev(found):.2f}" if len(found) > 1 else ""
+            assert f"| {entry} | {100 * statistics.fmean(found):.2f}{deviation} | {len(found)} |" in report
+            shown += 1
+    assert sum(line.count("| ") > 5 and "accuracy" not in line for line in report.splitlines()) == shown
+
+
+def test_each_kept_result_is_of_its_row_and_entry() -> None:
+    for row, entries in results.read(ROOT / "results").items():
+        recipe = RECIPES[results._recipe(row)]
+        for name, found in entries.items():
+            for result in found:
+                assert result["recipe"]["name"] == recipe().name
+                assert result["entry"] == name
+                assert result["epochs"] == result["recipe"]["epochs"]
