@@ -1,8 +1,9 @@
-"""What the trainer costs beside the method: whole epochs against bare steps of `metaaugment bench step`, in one run.
+"""Whole training: plain, RandAugment and MetaAugment side by side in one run, each against bare steps of its kind.
 
-    python benchmarks/epoch.py --data DIR --out results/bench/epoch.json
+    python benchmarks/training.py omniglot-wrn-40-2 omniglot-wrn-28-10 --data DIR --out results/bench/training.json
 
-An epoch counts from one log row to the next: batches, steps, running sums, validation, log and checkpoint.
+An epoch counts from one log row to the next: batches, steps, running sums, validation, log and checkpoint. A bare step
+is that of `metaaugment bench step`, captured on a GPU; RandAugment is held against the plain one.
 """
 
 import gc
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 import tyro
 from rich.console import Console
+from tyro.conf import Positional
 
 from metaaugment.bench import step
 from metaaugment.bench.record import timed, write
@@ -24,11 +26,15 @@ from metaaugment.training.log import Row
 from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Trainer
 
+# What is trained, by which method, and the bare step that it is held against.
 VARIANTS = {
-    "baseline": step.Variant("plain"),
-    "metaaugment": step.Variant("difference, exact", "difference", lagged=False),
-    "metaaugment lagged": step.Variant("difference, lagged", "difference"),
-    "metaaugment lagged every 8": step.Variant("difference, lagged, every 8", "difference", every=8),
+    "baseline": ("baseline", step.Variant("plain")),
+    "randaugment": ("randaugment", step.Variant("plain")),
+    "metaaugment": ("metaaugment", step.Variant("exact", "difference", lagged=False)),
+    **{
+        f"metaaugment lagged every {every}": ("metaaugment", step.Variant("lagged", "difference", every=every))
+        for every in (1, 4, 8, 16)
+    },
 }
 
 
@@ -40,6 +46,8 @@ class Figure:
     epoch_seconds: float
     bare_seconds: float
     epoch_over_bare: float
+    images_per_second: float
+    over_baseline: float  # in time
 
 
 class Clock:
@@ -58,10 +66,9 @@ class Clock:
         pass
 
 
-def measure(name: str, what: str, place: run.Place, epochs: int, device: str) -> Figure:
-    variant = replace(VARIANTS[what], captured=device == "cuda")
-    method = "baseline" if variant.route is None else "metaaugment"
-    recipe = RECIPES[name]()
+def measure(name: str, what: str, place: run.Place, epochs: int, device: str, baseline: float | None) -> Figure:
+    method, variant = VARIANTS[what]
+    variant, recipe = replace(variant, captured=device == "cuda"), RECIPES[name]()
     recipe = replace(
         recipe, method=method, lagged=variant.lagged, every=variant.every, epochs=epochs, policy_batch=recipe.batch
     )
@@ -79,16 +86,19 @@ def measure(name: str, what: str, place: run.Place, epochs: int, device: str) ->
         bare()
     times = variant.every * max(1, min(steps, 200) // variant.every)
     seconds = statistics.median(timed(bare, times, device) / times for _ in range(5)) * steps
-    return Figure(name, what, steps, epoch, seconds, epoch / seconds)
+    images = steps * recipe.batch / epoch
+    return Figure(name, what, steps, epoch, seconds, epoch / seconds, images, epoch / (baseline or epoch))
 
 
-def main(recipes: tuple[str, ...] = ("cifar10-wrn-40-2",), data: Path | None = None, epochs: int = 5,
+def main(recipes: Positional[tuple[str, ...]] = ("cifar10-wrn-40-2",), data: Path | None = None, epochs: int = 5,
          device: str | None = None, out: Path | None = None) -> None:  # fmt: skip
     device = choose_device(device)
-    figures = []
+    figures: list[Figure] = []
     for name in recipes:
+        baseline = None
         for what in VARIANTS:
-            figures.append(measure(name, what, run.Place(data=data, device=device), epochs, device))
+            figures.append(measure(name, what, run.Place(data=data, device=device), epochs, device, baseline))
+            baseline = baseline or figures[-1].epoch_seconds
             print(asdict(figures[-1]), flush=True)
             torch.cuda.empty_cache()
     write(out, device, figures, epochs=epochs)
