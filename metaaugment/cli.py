@@ -152,8 +152,11 @@ def export(
 
 def inspect(file: Annotated[Path, Positional, arg(help="A policy file.", metavar="FILE")]) -> None:
     """Say what is in a policy file."""
+    from metaaugment.baselines.published import system_of
     from metaaugment.transfer import LearnedPolicy
 
+    if system := system_of(file):
+        raise ValueError(f"{file} is a policy of {system}; metaaugment ops --policy {file} says what it does")
     print("\n".join(LearnedPolicy.load(file).describe()))
 
 

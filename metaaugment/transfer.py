@@ -316,6 +316,15 @@ class LearnedPolicy:
         empty = _empty_extractor(source, seen_through if network_name is None else None)
         return cls(p, source, policy, _fitted(empty, w, "w"), provenance)
 
+    def digest(self) -> str:
+        """SHA-256 of all that it augments and weighs by."""
+        modules = [self.judge.policy, self.eyes.network] if self.judge is not None and self.eyes is not None else []
+        tensors = [self.probabilities, *(value for module in modules for value in module.state_dict().values())]
+        sha = hashlib.sha256(space_hash(self.space).encode())
+        for tensor in tensors:
+            sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return sha.hexdigest()
+
     def save(self, file: str | PathLike[str], half: bool = False) -> None:
         """Write it, whole or not at all; with `half`, θ and w in float16.
 

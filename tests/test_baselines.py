@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from rich.console import Console
 
 import metaaugment as ma
+from metaaugment import cli
 from metaaugment.baselines import published
 from metaaugment.baselines.found import FoundPolicy, Function, Table
 from metaaugment.baselines.rand_augment import RandAugmentSampler
@@ -29,6 +30,7 @@ from metaaugment.experiments.run import train
 from metaaugment.ops import INDEX, OPS, find_space
 from metaaugment.report.policies import in_words
 
+QUIET = Console(quiet=True)
 ENHANCE = ("Color", "Contrast", "Brightness", "Sharpness")
 GEOMETRY = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 
@@ -100,6 +102,15 @@ AUTOAUGMENT: dict[str, Callable[[float], float]] = {
     **dict.fromkeys(("TranslateX", "TranslateY"), lambda level: int(level * 10 / 10)),
     "Cutout": lambda level: int(level * 20 / 10),
 }
+
+
+def side_of_a_rectangle(v: float) -> int:
+    """Of what Fast AutoAugment draws: Pillow's rectangle from a whole number to that number plus v."""
+    picture = Image.new("L", (64, 64))
+    ImageDraw.Draw(picture).rectangle((20, 20, 20 + v, 20 + v), 255)
+    return int((np.asarray(picture)[30 - 10] > 0).sum())
+
+
 FAA: dict[str, Callable[[float], float]] = {
     "Rotate": lambda level: -30 + level * 60,
     "Posterize": lambda level: int(4 + level * 4),
@@ -107,7 +118,7 @@ FAA: dict[str, Callable[[float], float]] = {
     **dict.fromkeys(ENHANCE, lambda level: 0.1 + level * 1.8),
     **dict.fromkeys(("ShearX", "ShearY"), lambda level: -0.3 + level * 0.6),
     **dict.fromkeys(("TranslateX", "TranslateY"), lambda level: (-0.45 + level * 0.9) * 32),
-    "Cutout": lambda level: int(level * 0.2 * 32),
+    "Cutout": lambda level: side_of_a_rectangle(level * 0.2 * 32),
 }
 DEFINITION = {"autoaugment": AUTOAUGMENT, "pba": AUTOAUGMENT, "faa": FAA, "dada": FAA}
 
@@ -182,9 +193,9 @@ def test_levels_of_fast_autoaugment_by_hand() -> None:
 
 
 def test_a_truncated_level_does_not_fall_short() -> None:
-    """int(4 + 4 · 0.75) is 7 bits, and 0.2 of 32 pixels at level 1 / 1.28 are 5; in float32 a product may be less."""
+    """int(4 + 4 · 0.75) is 7 bits, and 0.2 of 32 pixels at level 1 / 1.28 are 5 and one; in float32 it may be less."""
     functions = [Function("Posterize", 1.0, 0.75), Function("Cutout", 1.0, 0.78125), Function("Posterize", 1.0, 0.25)]
-    assert arguments(sub_policies("faa-cifar10"), functions) == [7, 5, 5]
+    assert arguments(sub_policies("faa-cifar10"), functions) == [7, 6, 5]
     magnitudes = Table(sub_policies("faa-cifar10"), [Function("Rotate", 1.0, 0.1)]).magnitudes
     assert magnitudes.dtype == torch.float64
 
@@ -331,7 +342,7 @@ def test_num_ops_functions_are_applied(number: int, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(RandAugmentSampler, "sample", only_invert)
     recipe = replace(RECIPES["digits"](), method="randaugment", num_ops=number, magnitude=5.0)
-    experiment = prepare(recipe, Place(device="cpu"), Console(quiet=True))
+    experiment = prepare(recipe, Place(device="cpu"), QUIET)
     learner, _ = experiment.phases()[0].begin(None)
     images, labels = experiment.data.train.images[:8], experiment.data.train.labels[:8]  # type: ignore[union-attr]
     seen = learner.observe(images, labels)
@@ -341,8 +352,8 @@ def test_num_ops_functions_are_applied(number: int, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"num_ops": 2}, "--magnitude is None; it must be given with --num-ops"),
-        ({"magnitude": 3.0}, "--num-ops is None; it must be given with --magnitude"),
+        ({"num_ops": 2}, "--num-ops is 2, but --magnitude is missing; give both, or neither"),
+        ({"magnitude": 3.0}, "--magnitude is 3.0, but --num-ops is missing; give both, or neither"),
         ({"num_ops": 0, "magnitude": 3.0}, "--num-ops is 0; it must be 1 to 16"),
         ({"num_ops": 2, "magnitude": 14.0}, "--magnitude is 14.0; it must be 0 to 10"),
         ({"num_ops": 2, "magnitude": 3.0, "method": "faa"}, "--num-ops is 2; it must be left away for --method faa"),
@@ -359,7 +370,7 @@ def test_what_randaugment_refuses(changes: dict[str, Any], sentence: str) -> Non
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_digits_by_the_same_trainer(method: str, tmp_path: Path) -> None:
     recipe = replace(RECIPES["digits"](), method=method, epochs=2, per_class=10)
-    result = train(recipe, Place(out=tmp_path / "run", device="cpu"), Console(quiet=True))
+    result = train(recipe, Place(out=tmp_path / "run", device="cpu"), QUIET)
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2]
     assert result["method"] == method
@@ -432,6 +443,9 @@ def test_what_is_written_is_read_back(name: str, tmp_path: Path) -> None:
         (plain(sub_policies=[[["Rotate", math.nan, 3], ["Invert", 0.1, None]]]), "Rotate has the probability nan"),
         (plain(sub_policies=[[["Rotate", 0.5, 11], ["Invert", 0.1, None]]]), "Rotate has the level 11; it must"),
         (plain(sub_policies=[[["Rotate", 0.5, "3"], ["Invert", 0.1, None]]]), "'3' stands where a number must be"),
+        (plain(sub_policies=[[["Rotate", 0.5, None], ["Invert", 0.1, None]]]), "Rotate has no level; it needs one"),
+        (plain(sub_policies=[[["Rotate", 10**400, 3], ["Invert", 0.1, None]]]), "stands where a number must be"),
+        (plain(sub_policies=[[["Rotate", 0.5, 10**400], ["Invert", 0.1, None]]]), "stands where a number must be"),
         (plain(sub_policies=[[["Rotate", 0.5, 3]]]), "must be a list of two functions"),
         (plain(sub_policies=[["Rotate", "Invert"]]), "must be its name, probability and level"),
         (plain(sub_policies=[]), "its list of sub-policies is empty"),
@@ -445,6 +459,7 @@ def test_what_is_written_is_read_back(name: str, tmp_path: Path) -> None:
         (logged(log=[["1", "0", 3, 4, [0] * 4]]), "it must have six entries"),
         (logged(log=[["1", "0", 3, 4, [0] * 4, [1] * 3]]), "it must have two numbers for each function"),
         (logged(log=[["1", "0", 3, 12, [0] * 4, [1] * 4]]), "they must not fall"),
+        (logged(log=[["1", "0", 3, 4.5, [0] * 4, [1] * 4]]), "they must be whole numbers"),
         (logged(operations=[]), "it must have two numbers for each function"),
         (logged(log=[["1", "0", 3, 4, [0] * 4, [11, 0, 0, 0]]]), "Rotate has the probability 1.1"),
         (
@@ -460,7 +475,7 @@ def test_a_damaged_policy_is_refused_by_name(values: dict[str, Any], sentence: s
         published.find(file)
 
 
-@pytest.mark.parametrize("content", ["", "[1, 2]", "no json", "\x00\xff"])
+@pytest.mark.parametrize("content", ["", "[1, 2]", "no json", "\x00\xff", "[" * 100_000])
 def test_a_file_that_is_no_policy(content: str, tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text(content)
@@ -471,7 +486,43 @@ def test_a_file_that_is_no_policy(content: str, tmp_path: Path) -> None:
 def test_a_policy_of_another_system_is_refused() -> None:
     recipe = replace(RECIPES["digits"](), method="faa", policy=Path("pba-svhn"))
     with pytest.raises(ValueError, match="--policy pba-svhn is one of pba; say --method pba"):
-        prepare(recipe, Place(device="cpu"), Console(quiet=True))
+        prepare(recipe, Place(device="cpu"), QUIET)
+
+
+def test_a_policy_of_a_system_needs_its_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(plain()))
+    for name, system in ((str(file), "autoaugment"), ("faa-svhn", "faa")):
+        with pytest.raises(ValueError, match=f"is a policy of {system}; say --method {system}"):
+            prepare(replace(RECIPES["digits"](), policy=Path(name)), Place(device="cpu"), QUIET)
+    with pytest.raises(SystemExit):
+        cli.main(["inspect", str(file)])
+    assert f"is a policy of autoaugment; metaaugment ops --policy {file} says what it does" in capsys.readouterr().err
+
+
+def test_a_run_does_not_go_on_under_another_policy_of_the_same_name(tmp_path: Path) -> None:
+    file, place = tmp_path / "mine.json", Place(out=tmp_path / "run", device="cpu")
+    file.write_text(json.dumps(plain()))
+    recipe = replace(RECIPES["digits"](), method="autoaugment", policy=file, epochs=1, per_class=10)
+    result = train(recipe, place, QUIET)
+    assert (result["policy"], result["space"], result["copies"]) == (str(file), "autoaugment", 1)
+    (tmp_path / "run" / "result.json").unlink()  # as if it had been stopped before the test
+    file.write_text(json.dumps(plain(sub_policies=[[["Color", 0.5, 3], ["Invert", 0.1, None]]])))
+    with pytest.raises(ValueError, match="its policy_digest is"):
+        train(recipe, Place(resume=tmp_path / "run", device="cpu"), QUIET)
+    file.write_text(json.dumps(plain()))
+    assert (
+        train(recipe, Place(resume=tmp_path / "run", device="cpu"), QUIET)["test_accuracy"] == result["test_accuracy"]
+    )
+
+
+def test_a_result_says_what_was_in_force(tmp_path: Path) -> None:
+    recipe = replace(RECIPES["digits"](), method="advaa", epochs=1, per_class=10)
+    result = train(recipe, Place(out=tmp_path / "a", device="cpu"), QUIET)
+    assert (result["policy"], result["space"], result["copies"]) == (None, "autoaugment", 8)
+    recipe = replace(recipe, method="faa")
+    result = train(recipe, Place(out=tmp_path / "b", device="cpu"), QUIET)
+    assert (result["policy"], result["space"], result["copies"]) == ("faa-svhn", "faa", 1)
 
 
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment", "advaa"])
@@ -507,5 +558,5 @@ def test_captured_training_by_each_method(method: str, tmp_path: Path) -> None:
     """Tables live on the device and change in place from epoch to epoch."""
     changes = {"num_ops": 3, "magnitude": 9.0} if method == "randaugment" else {}
     recipe = replace(RECIPES["digits"](), method=method, epochs=3, per_class=20, **changes)
-    result = train(recipe, Place(out=tmp_path / "run", device="cuda"), Console(quiet=True))
+    result = train(recipe, Place(out=tmp_path / "run", device="cuda"), QUIET)
     assert math.isfinite(result["test_loss"])

@@ -20,6 +20,7 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.run import train
+from metaaugment.search import faa, pba
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import TRIALS, Laboratory
 from metaaugment.search.search import Kind, search
@@ -135,6 +136,89 @@ def test_a_stopped_search_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[
     file = search(finder(), recipe(), Settings(helpers=7), resumed, QUIET)
     assert [row["trial"] for row in laboratory(tmp_path / "s").trials()] == [0, 1, 2]
     assert search(finder(), recipe(), Settings(), resumed, QUIET) == file  # finished already
+
+
+def test_the_way_to_go_on_names_where_trials_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = Place(out=tmp_path / "s", device="cpu")
+    with pytest.raises(Interrupted):
+        search(finder(stop_after=0), recipe(), Settings(helpers=4), place, Console(soft_wrap=True))
+    assert f"--resume {tmp_path / 's'} --helpers 4" in capsys.readouterr().out
+
+
+def test_a_resume_that_fails_loses_nothing(tmp_path: Path) -> None:
+    """Also where no trial is finished yet, but a network has been in training for long."""
+
+    def killed(lab: Laboratory, settings: Settings) -> SubPolicies:
+        (lab.folder / "fold-0").mkdir()
+        raise Interrupted(9)
+
+    def wrong(lab: Laboratory, settings: Settings) -> SubPolicies:
+        raise ValueError("a package is missing")
+
+    with pytest.raises(Interrupted):
+        search(Kind("faa", Settings, killed), recipe(), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
+    resumed = Place(resume=tmp_path / "s", device="cpu")
+    with pytest.raises(ValueError, match="a package is missing"):
+        search(Kind("faa", Settings, wrong), recipe(), Settings(), resumed, QUIET)
+    search(finder(), recipe(), Settings(), resumed, QUIET)
+
+
+def test_other_data_are_refused_when_it_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        search(finder(stop_after=0), recipe(), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
+    record = tmp_path / "s" / "search.json"
+    values = json.loads(record.read_text())
+    record.write_text(json.dumps(values | {"data": "0" * 16}))
+    with pytest.raises(ValueError, match="is of a run on other data"):
+        search(finder(), recipe(), Settings(), Place(resume=tmp_path / "s", device="cpu"), QUIET)
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "flag"),
+    [({"policy": Path("faa-svhn")}, Place(), "--policy"), ({}, Place(tensorboard=True), "--tensorboard")],
+)
+def test_flags_that_a_search_has_no_use_for(changes: dict[str, Any], place: Place, flag: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{flag} is not used by a search; leave it away"):
+        search(finder(), recipe(**changes), Settings(), replace(place, out=tmp_path / "s"), QUIET)
+
+
+def test_trials_made_with_ray_are_not_gone_on_with_otherwise(tmp_path: Path) -> None:
+    lab = laboratory(tmp_path)
+    settings = pba.Settings(interval=1)
+    lab = replace(lab, recipe=recipe(method="pba", epochs=4))
+    lab.note({"trial": 0, "generation": 0, "objective": 0.5, "seconds": 1})
+    with pytest.raises(ValueError, match="was begun without Ray; leave --ray-workers and --address away"):
+        pba.find(lab, replace(settings, ray_workers=2))
+    (tmp_path / "ray").mkdir()
+    with pytest.raises(ValueError, match="was begun with Ray; name its --ray-workers N, or --address"):
+        pba.find(lab, settings)
+
+
+def test_trials_in_a_database_are_not_gone_on_with_otherwise(tmp_path: Path) -> None:
+    lab = replace(laboratory(tmp_path), recipe=recipe(batch=32))
+    lab.note({"trial": 0, "fold": 0, "number": 0, "objective": 0.5, "seconds": 1})
+    with pytest.raises(ValueError, match="has its trials in a database; name it with --storage URL"):
+        faa.find(lab, faa.Settings())
+    (tmp_path / "studies.log").touch()
+    with pytest.raises(ValueError, match=r"has its trials in its own studies.log; leave --storage away"):
+        faa.find(lab, faa.Settings(storage="sqlite:///x.db"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--held-out", "0.001"], "--held-out is 0.001, which is none of 100 training images"),
+        (["--batch", "90"], "--batch is 90, but a fold trains on 60 images only"),
+    ],
+)
+def test_what_a_fold_cannot_be_is_refused_before_it_begins(
+    flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--per-class", "10", "--epochs", "1", "--trials", "1", "--folds", "1", "--best", "1", "--device", "cpu"]
+    with pytest.raises(SystemExit):
+        cli.main(["search", "faa", "digits", *common, *flags, "--out", str(tmp_path / "s")])
+    assert sentence in capsys.readouterr().err
+    cli.main(["search", "faa", "digits", *common, "--out", str(tmp_path / "s")])  # the same folder, mended
 
 
 def test_other_settings_are_refused_when_it_goes_on(tmp_path: Path) -> None:

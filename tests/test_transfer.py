@@ -607,6 +607,21 @@ def test_it_goes_to_the_workers_of_a_loader() -> None:
     assert same(copy.deepcopy(policy), policy)
 
 
+def test_a_digest_is_of_what_it_does(tmp_path: Path) -> None:
+    """The same after a round trip; another for another p, policy or extractor; provenance is no part of it."""
+    policy = learned()
+    policy.save(tmp_path / "a.safetensors")
+    again = LearnedPolicy.load(tmp_path / "a.safetensors")
+    assert again.digest() == policy.digest()
+    digests = {policy.digest()}
+    for change in (again.judge.policy.output.bias, next(again.eyes.network.parameters())):
+        with torch.no_grad():
+            change.view(-1)[0].add_(1)
+        digests.add(again.digest())
+    digests.add(policy.sampler_only().digest())
+    assert len(digests) == 4
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_and_back(tmp_path: Path) -> None:
     policy = learned()

@@ -42,12 +42,20 @@ def find(policy: Path | str) -> FoundPolicy:
             raise ValueError("it is no JSON object")
     except FileNotFoundError:
         raise ValueError(f"there is no policy {policy}; name a file, or one of {', '.join(PUBLISHED)}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no policy of a compared system: {error}") from None
     try:
         return decode(values)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+
+
+def system_of(policy: Path | str) -> str | None:
+    """Whose a policy is, by its published name or as a file; None where it is none of the compared systems'."""
+    try:
+        return find(policy).system
+    except (ValueError, OSError):
+        return None
 
 
 def decode(values: Mapping[str, Any]) -> FoundPolicy:
@@ -121,12 +129,15 @@ def _function(values: Any) -> Function:
     if not isinstance(values, list) or len(values) != 3 or not isinstance(values[0], str):
         raise ValueError(f"a function is {values!r}; it must be its name, probability and level")
     name, probability, level = values
-    return Function(name, _number(probability), 0.0 if level is None else _number(level))
+    function = Function(name, _number(probability), 0.0 if level is None else _number(level))
+    if level is None and function.takes_level:
+        raise ValueError(f"{name} has no level; it needs one")
+    return function
 
 
 def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{value!r} stands where a number must be")
+    if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e9:
+        raise ValueError(f"{str(value)[:40]!r} stands where a number must be")
     return value
 
 
@@ -148,7 +159,9 @@ def _stages(values: Mapping[str, Any]) -> tuple[Stage, ...]:
     for before, after in pairwise(log):
         if before[0] != after[1]:
             raise ValueError(f"its log has a gap: trial {after[1]} goes on where the line before it has {before[0]}")
-    bounds = [0, *(_number(line[3]) for line in log), epochs]
+    bounds = [0, *(line[3] for line in log), epochs]
+    if not all(type(bound) is int for bound in bounds):
+        raise ValueError(f"the epochs of its log are {bounds[1:]}; they must be whole numbers")
     policies = [log[0][4], *(line[5] for line in log)]
     if any(later < earlier for earlier, later in pairwise(bounds)):
         raise ValueError(f"the epochs of its log are {bounds[1:]}; they must not fall")

@@ -36,9 +36,10 @@ def apply_function(
             return ImageOps.invert(image)
         case "Cutout":
             y, x = int(position[0] * image.height), int(position[1] * image.width)
-            half = int(argument) // 2
+            side = int(argument)
+            left, top = x - side // 2, y - side // 2
             covered = image.copy()
-            covered.paste(color, (max(x - half, 0), max(y - half, 0), x + half, y + half))
+            covered.paste(color, (max(left, 0), max(top, 0), max(left + side, 0), max(top + side, 0)))
             return covered
         case _:
             return image

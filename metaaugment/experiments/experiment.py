@@ -1,5 +1,7 @@
 """From a recipe to the parts of its experiment: data, network, and learners for each phase."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -47,6 +49,7 @@ class Experiment:
     layout: torch.memory_format
     policy: LearnedPolicy | None = None  # to train under, where the recipe names one
     found: FoundPolicy | None = None  # what a compared system found, for methods that augment by it
+    policy_name: str | None = None  # of either: a file, or a published policy
 
     def phases(self) -> list[Phase]:
         """What is trained in turn: mostly one thing; on ImageNet random, joint and frozen."""
@@ -135,6 +138,12 @@ class Experiment:
         """Of each image: what the recipe asks for, or what the method needs."""
         return self.recipe.copies if self.recipe.copies > 1 else METHODS[self.recipe.method].copies
 
+    def policy_digest(self) -> str | None:
+        """Of the policy that is trained under, so that a run does not go on under another one of the same name."""
+        if self.found is not None:
+            return hashlib.sha256(json.dumps(published.encode(self.found)).encode()).hexdigest()[:16]
+        return None if self.policy is None else self.policy.digest()[:16]
+
     def prepare(self) -> augment.Augmentation:
         return augment.normalization(self.data.mean, self.data.std, self.device, self.layout)
 
@@ -145,11 +154,15 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
     place.check()
     device = torch.device(choose_device(place.device))
     policy = found = None
+    name = None if recipe.policy is None else str(recipe.policy)
     if METHODS[recipe.method].found:
-        found = published.find(recipe.policy or published.fitting(recipe.method, recipe.dataset))
+        name = name or published.fitting(recipe.method, recipe.dataset)
+        found = published.find(name)
         if found.system != recipe.method:
             raise ValueError(f"--policy {recipe.policy} is one of {found.system}; say --method {found.system}")
     elif recipe.policy is not None:
+        if system := published.system_of(recipe.policy):
+            raise ValueError(f"--policy {recipe.policy} is a policy of {system}; say --method {system}")
         policy = LearnedPolicy.load(recipe.policy).to(device)
     with console.status(f"reading {recipe.dataset}"):
         data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
@@ -158,7 +171,7 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
             f"--policy {recipe.policy} was learned on images of {policy.source.channels} channels, "
             f"but {data.name} has {data.channels}"
         )
-    return replace(assemble(recipe, data, device, console), policy=policy, found=found)
+    return replace(assemble(recipe, data, device, console), policy=policy, found=found, policy_name=name)
 
 
 def assemble(recipe: Recipe, data: DataSet, device: torch.device, console: Console) -> Experiment:

@@ -16,7 +16,7 @@ class Place:
     data: Path | None = None
     """Folder of the data; $METAAUGMENT_DATA or ~/.cache/metaaugment if not given."""
     out: Path | None = None
-    """Folder of the run, which must be new; runs/RECIPE-METHOD-seedN if not given."""
+    """Folder of the run, which must be new; named after recipe, method and seed if not given."""
     resume: Path | None = None
     """Folder of a run to go on with, under the settings it began with."""
     device: str | None = None

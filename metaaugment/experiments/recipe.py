@@ -151,8 +151,12 @@ class Recipe:
         for name in ("num_ops", "magnitude"):
             used = self.method == "randaugment" or getattr(self, name) is None
             self._refuse(name, used, f"left away for --method {self.method}; it is randaugment's")
-        self._refuse("num_ops", self.num_ops is not None, "given with --magnitude")
-        self._refuse("magnitude", self.magnitude is not None, "given with --num-ops")
+        for name, other in (("num_ops", "magnitude"), ("magnitude", "num_ops")):
+            if getattr(self, other) is None:
+                flag, missing = (word.replace("_", "-") for word in (name, other))
+                raise ValueError(
+                    f"--{flag} is {getattr(self, name)}, but --{missing} is missing; give both, or neither"
+                )
         self._refuse("num_ops", 1 <= (self.num_ops or 0) <= 16, "1 to 16")
         self._refuse(
             "magnitude", 0 <= (self.magnitude or 0) <= MAX_MAGNITUDE, "0 to 10; a third of it where 30 is most"

@@ -17,6 +17,7 @@ from metaaugment.experiments.experiment import ORDER, VALIDATION_ORDER, Experime
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
+from metaaugment.ops import find_space
 from metaaugment.training import folder as run_folder
 from metaaugment.training.evaluation import Score, evaluate
 from metaaugment.training.interruption import Interrupted
@@ -98,6 +99,7 @@ def trainer(
         "device": device.type,
         "precision": "bf16" if half else "float32",
         "data": data.fingerprint(),
+        "policy_digest": experiment.policy_digest(),
         **_about(data),
     }
     phases = phases or experiment.phases()
@@ -166,7 +168,9 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
     # Over a plain step, measured by `metaaugment bench step` on an H200: a lagged policy update 1.5, an exact one 2.1.
     cost = 1 + (1.5 if recipe.lagged else 2.1) * updates / trainer.train.steps
     console.print(
-        f"{recipe.name}: {recipe.method} on {device}; {recipe.dataset}, "
+        f"{recipe.name}: {recipe.method}"
+        + (f" by {experiment.policy_name}" if experiment.policy_name else "")
+        + f" on {device}; {recipe.dataset}, "
         f"{len(data.train):,} / {len(data.val):,} / {len(data.test):,} images in {data.num_classes:,} classes; "
         f"{recipe.network}, {parameters / 1e6:.1f} M parameters; an epoch is {trainer.train.steps:,} steps of "
         f"{recipe.batch * learner.copies} images"
@@ -195,6 +199,9 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, reader: Read
         "val_accuracy": rows[-1]["val_accuracy"],
         "epochs": trainer.epoch,
         "precision": trainer.identity["precision"],
+        "policy": experiment.policy_name,
+        "space": find_space(trainer.learner.space).name,
+        "copies": trainer.learner.copies,
         "seconds": seconds,
         "images_per_second": sum(row["images_per_second"] * row["seconds"] for row in rows) / seconds,
         "peak_memory_mib": torch.cuda.max_memory_allocated(experiment.device) / 2**20 if cuda else None,

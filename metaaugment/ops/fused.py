@@ -220,11 +220,10 @@ def sharpen(source, target, inside, x, y, factor, height, width, CHANNELS: tl.co
 
 @triton.jit
 def cut_out(source, target, inside, x, y, argument, position, height, width, fill, CHANNELS: tl.constexpr):
-    half = argument.to(tl.int32) // 2
-    center_y = tl.floor(tl.load(position).to(tl.float64) * height).to(tl.int32)
-    center_x = tl.floor(tl.load(position + 1).to(tl.float64) * width).to(tl.int32)
-    rows = (y >= center_y - half) & (y < center_y + half)
-    covered = rows & (x >= center_x - half) & (x < center_x + half)
+    side = argument.to(tl.int32)
+    top = tl.floor(tl.load(position).to(tl.float64) * height).to(tl.int32) - side // 2
+    left = tl.floor(tl.load(position + 1).to(tl.float64) * width).to(tl.int32) - side // 2
+    covered = (y >= top) & (y < top + side) & (x >= left) & (x < left + side)
     for channel in tl.static_range(CHANNELS):
         value = tl.load(source + channel * height * width, mask=inside, other=0)
         tl.store(target + channel * height * width, tl.where(covered, fill_of(fill, channel), value), mask=inside)

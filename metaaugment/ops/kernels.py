@@ -237,16 +237,16 @@ def resample(images: Images, matrix: Int32[Tensor, "n 6"], fill: UInt8[Tensor, "
 
 
 def cutout(images: Images, argument: Argument, fill: UInt8[Tensor, " c"], position: Float[Tensor, "n 2"]) -> Images:
-    """Cover a square with `fill`: `argument` pixels a side, half of them (rounded down) on each side of its center.
+    """Cover a square with `fill`: `argument` pixels a side, half of them (rounded down) ahead of its center.
 
     `position` is the center's (y, x) as a fraction of the image; what lies outside is cut off.
     """
     _, _, h, w = images.shape
-    half = (argument.long() // 2)[:, None]
+    side = argument.long()[:, None]
     center = torch.floor(position.double() * torch.tensor([h, w], device=images.device)).long()
     y, x = torch.arange(h, device=images.device), torch.arange(w, device=images.device)
-    rows = (y >= center[:, :1] - half) & (y < center[:, :1] + half)
-    columns = (x >= center[:, 1:] - half) & (x < center[:, 1:] + half)
+    top, left = center[:, :1] - side // 2, center[:, 1:] - side // 2
+    rows, columns = (y >= top) & (y < top + side), (x >= left) & (x < left + side)
     square = rows[:, None, :, None] & columns[:, None, None, :]
     return torch.where(square, fill[None, :, None, None], images)
 

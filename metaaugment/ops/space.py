@@ -163,7 +163,8 @@ SPACES: dict[str, Space] = {
                 **_FACTOR,
                 **_both("Shear", Level(0.6, start=-3, of=10, signed=True)),
                 **_both("Translate", Level(9.0, start=-45, per="width", of=100, signed=True)),
-                "Cutout": Level(2.0, per="width", of=100, rounding="truncate"),
+                # Pillow's rectangle has both its ends: one pixel more than the share of the width, and never none.
+                "Cutout": Level(2.0, per="width", of=100, rounding="truncate", around=1),
             },
             "Fast AutoAugment's and DADA's released code, their level in [0, 1] being m / 10",
         ),

@@ -48,7 +48,7 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe, refuse
 from metaaugment.ops import INDEX, OPS, PAPER_OPS
 from metaaugment.search.laboratory import Laboratory, Row
-from metaaugment.search.studies import FileLock, claim, finished, give_up, open_studies, running, value
+from metaaugment.search.studies import STUDIES, FileLock, claim, finished, give_up, open_studies, running, value
 from metaaugment.training.evaluation import evaluate
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.transformation import apply
@@ -100,6 +100,7 @@ def trial(recipe: Recipe) -> Recipe:
 
 def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
     """Go on until each fold has its trials; of one process and one seed always the same policy, stopped or not."""
+    _check(lab, settings)
     key = _key(lab, settings)
     studies = _studies(lab.folder, settings, key)
     progress = _Progress(lab, settings)
@@ -116,6 +117,20 @@ def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
             _work_together(lab, settings, key, min(settings.processes, missing), progress.look)
         if settings.storage is not None:
             _await_others(lab, studies)
+
+
+def _check(lab: Laboratory, settings: Settings) -> None:
+    """Refuse what cannot be trained or gone on with before anything is begun."""
+    trained, _ = divide(lab.data.train.labels, settings.held_out, 0)
+    if len(trained) < lab.recipe.batch:
+        raise ValueError(
+            f"--batch is {lab.recipe.batch}, but a fold trains on {len(trained)} images only; choose at most that many"
+        )
+    in_folder = (lab.folder / STUDIES).exists()
+    if lab.trials() and in_folder and settings.storage is not None:
+        raise ValueError(f"{lab.folder} has its trials in its own {STUDIES}; leave --storage away")
+    if lab.trials() and not in_folder and settings.storage is None:
+        raise ValueError(f"{lab.folder} has its trials in a database; name it with --storage URL")
 
 
 def _found(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> SubPolicies:

@@ -9,7 +9,7 @@ from metaaugment.experiments.recipe import Recipe, one_of, refuse
 from metaaugment.ops import PAPER_OPS
 from metaaugment.search import population
 from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.population import Functions
+from metaaugment.search.population import RAY_FOLDER, Functions
 
 # In its own order, which the schedules that its authors released have too.
 PBA_FUNCTIONS = (
@@ -60,8 +60,11 @@ def find(lab: Laboratory, settings: Settings) -> Schedule:
             "choose a smaller one, or more --epochs"
         )
     functions = _functions(settings, lab.recipe)
-    evolve = population.evolve
-    if settings.ray_workers is not None or settings.address is not None:
+    evolve, by_ray = population.evolve, settings.ray_workers is not None or settings.address is not None
+    if lab.trials() and by_ray != (lab.folder / RAY_FOLDER).exists():
+        way = "leave --ray-workers and --address away" if by_ray else "name its --ray-workers N, or --address"
+        raise ValueError(f"{lab.folder} was begun {'without' if by_ray else 'with'} Ray; {way}")
+    if by_ray:
         evolve = _ray(settings)
     return functions.schedule(evolve(lab, functions, settings.trials, settings.interval))
 

@@ -29,6 +29,7 @@ from metaaugment.training import checkpoint
 from metaaugment.training.folder import read_json, write_json
 
 POPULATION = "population.json"
+RAY_FOLDER = "ray"  # of Tune's own state and checkpoints, where Ray trains
 QUANTILE = 0.25  # of the population: as many go on from better ones
 COPIES = 2  # of each function, with numbers of their own
 MAX_TENTHS, MAX_LEVEL = 10, 9

@@ -31,10 +31,9 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.search import population
 from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.population import QUANTILE, Functions, Policy, Trial, intervals
+from metaaugment.search.population import QUANTILE, RAY_FOLDER, Functions, Policy, Trial, intervals
 from metaaugment.training import checkpoint
 
-FOLDER = "ray"  # of Tune's own state and checkpoints, within the search's
 FAILURES = 3  # of a trial: a worker that dies is started again from its last checkpoint, but not forever
 ANSWERS_WITHIN = 5.0  # seconds, that a cluster may take
 # Ray's servers speak HTTP/2: its opening, and an empty frame of settings, which they answer with one of theirs.
@@ -116,7 +115,7 @@ class RayPopulation:
         with _session(self.workers, self.address, lab.device.type), _watched(lab, number * len(generations)):
             share = _share(self.workers, lab.device.type)
             trainable = tune.with_resources(tune.with_parameters(Worker, task=task), share)
-            results = _tuner(folder / FOLDER, trainable, functions, number).fit()
+            results = _tuner(folder / RAY_FOLDER, trainable, functions, number).fit()
         lab.stop_if_asked()
         if results.num_errors:
             reason = str(results.errors[0]).strip().splitlines()[-1]

@@ -20,6 +20,7 @@ from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.machine import commit, machine
 from metaaugment.training.progress import duration
+from metaaugment.training.trainer import check_identity
 
 SEARCH, POLICY = "search.json", "policy.json"
 
@@ -44,6 +45,9 @@ def search(kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Con
     if place.resume is not None:
         recipe, settings = _recorded(kind, recipe, settings, place)
     recipe.check()
+    if recipe.policy is not None or place.tensorboard:
+        flag = "--policy" if recipe.policy is not None else "--tensorboard"
+        raise ValueError(f"{flag} is not used by a search; leave it away")
     if recipe.method != kind.system:
         raise ValueError(f"--method is {recipe.method!r}; this is the search of {kind.system}, leave the flag away")
     settings.check()
@@ -57,20 +61,24 @@ def search(kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Con
     if len(data.val) == 0:
         raise ValueError(f"{data.name} has no validation images, which a search judges by; hold some out")
     if place.resume is None:
-        run_folder.new(folder)
+        run_folder.new(folder, "search")
     with run_folder.locked(folder), Interruption() as interruption:
         if file.exists():
             console.print(f"{folder} is finished already; {file}", highlight=False, soft_wrap=True)
             return file
+        if place.resume is not None:
+            check_identity(folder / SEARCH, run_folder.read_json(folder / SEARCH), about | {"data": data.fingerprint()})
         run_folder.write_json(folder / SEARCH, about | {"data": data.fingerprint()})
         lab = Laboratory(recipe, place, data, folder, console, interruption)
         try:
             policy = kind.find(lab, settings)
         except Interrupted:
-            lab.say(f"stopped after {len(lab.trials())} trials; nothing is lost, go on with: {_command(lab)}")
+            command = _command(lab, settings)
+            lab.say(f"stopped after {len(lab.trials())} trials; nothing is lost, go on with: {command}")
             raise
         except ValueError:
-            if not lab.trials():  # it never began: what was wrong can be mended, and the same folder be named again
+            # It never began: what was wrong can be mended, and the same folder be named again.
+            if {file.name for file in folder.iterdir()} <= {SEARCH, run_folder.LOCK}:
                 (folder / SEARCH).unlink()
             raise
         cost = cost_of(lab)
@@ -114,6 +122,10 @@ def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place) -> tuple[
     return found, set_then
 
 
-def _command(lab: Laboratory) -> str:
+def _command(lab: Laboratory, settings: Any) -> str:
+    """What goes on with it where it was."""
     words = shlex.split(lab.place.command(lab.recipe.name, lab.folder))
-    return shlex.join([words[0], "search", lab.recipe.method, *words[2:]])
+    where = {name: getattr(settings, name) for name in getattr(settings, "WHERE", ())}
+    given = {name: value for name, value in where.items() if value != getattr(type(settings)(), name)}
+    flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return shlex.join([words[0], "search", lab.recipe.method, *words[2:], *flags])

@@ -10,16 +10,16 @@ from typing import Any
 from metaaugment.sealed import write_atomically
 
 RECIPE, RESULT, LOCK = "recipe.json", "result.json", ".lock"
-BEGINNINGS = (LOCK, f".{RECIPE}.part")  # what is there before the recipe is
+BEGINNINGS = (LOCK, f".{RECIPE}.part", ".search.json.part")  # what is there before the recipe is
 
 
-def new(folder: Path) -> None:
+def new(folder: Path, what: str = "run") -> None:
     """Make the folder of a new run; an existing one is another run's, unless that one died before it began."""
     if folder.exists() and (not folder.is_dir() or any(file.name not in BEGINNINGS for file in folder.iterdir())):
         if not folder.is_dir():
-            raise ValueError(f"{folder} is a file; choose a folder for the run with --out")
+            raise ValueError(f"{folder} is a file; choose a folder for the {what} with --out")
         raise ValueError(
-            f"{folder} exists already; continue its run with --resume {folder}, or choose another folder with --out"
+            f"{folder} exists already; continue its {what} with --resume {folder}, or choose another folder with --out"
         )
     folder.mkdir(parents=True, exist_ok=True)
 
