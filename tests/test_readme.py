@@ -10,6 +10,7 @@ import metaaugment.search.search as searching
 from metaaugment import cli
 from metaaugment.data import download
 from metaaugment.experiments import export, run
+from metaaugment.experiments import reproduce as reproducing
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -39,6 +40,7 @@ def test_long_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(run, "train", lambda recipe, place, console: asked.append(recipe.name))
     monkeypatch.setattr(searching, "search", lambda kind, recipe, *more: asked.append(f"{kind.system} {recipe.name}"))
+    monkeypatch.setattr(reproducing, "reproduce", lambda rows, *more: asked.append(rows[0].table))
     monkeypatch.setattr(download, "get", lambda name, *more: asked.append(name))
     monkeypatch.setattr(export, "learned_policy", lambda folder: MagicMock(save=lambda *_: asked.append("export")))
     commands = [line.split("#")[0].split() for block in blocks("sh") for line in block.splitlines()]
