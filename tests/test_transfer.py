@@ -613,6 +613,8 @@ def test_a_digest_is_of_what_it_does(tmp_path: Path) -> None:
     policy.save(tmp_path / "a.safetensors")
     again = LearnedPolicy.load(tmp_path / "a.safetensors")
     assert again.digest() == policy.digest()
+    assert again.judge is not None
+    assert again.eyes is not None
     digests = {policy.digest()}
     for change in (again.judge.policy.output.bias, next(again.eyes.network.parameters())):
         with torch.no_grad():
