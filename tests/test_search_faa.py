@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 
+import metaaugment as ma
 from metaaugment.baselines import published
 from metaaugment.baselines.found import Function
-from metaaugment.baselines.sub_policies import SubPolicies
+from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
 from metaaugment.data import DataSet, Images, dataset
 from metaaugment.data.batches import Reader
 from metaaugment.experiments import run
@@ -39,7 +40,7 @@ from trees import write_folder
 
 FAA = SEARCHES["faa"]
 RECIPE = replace(RECIPES["digits"](), method="faa", per_class=10, epochs=4, batch=20)
-SMALL = Settings(folds=2, trials=6, sub_policies=2, best=2)
+SMALL = Settings(folds=2, trials=6, sub_policies=2, best=2, draws=1)
 QUIET = Console(quiet=True)
 
 
@@ -124,6 +125,24 @@ def test_a_policy_of_probability_1_scores_what_pictures_changed_by_hand_score(tm
     assert fold.objective(invert) < fold.objective()
 
 
+def test_of_several_draws_the_best_one_of_each_image_counts(tmp_path: Path) -> None:
+    """By hand, from the same draws: the least of three losses an image, and so never a worse score than of one draw."""
+    fold = faa.train(laboratory(tmp_path), SMALL, 0)
+    policy = policy_of((Function("Rotate", 0.7, 0.9), Function("Solarize", 0.5, 0.3)))
+    generator, sampler = torch.Generator().manual_seed(5), SubPolicySampler(policy)
+    images, labels = fold.data.val.images, fold.data.val.labels
+    losses = []
+    for _ in range(3):
+        augmented = ma.apply(images, sampler.sample(len(images), generator), "faa", fold.data.fill)
+        with torch.no_grad():
+            logits = fold.network.eval()(fold.prepare(augmented))
+        losses.append(F.cross_entropy(logits, labels, reduction="none"))
+    expected = torch.stack(losses).min(0).values.mean()
+    assert fold.objective(policy, 5, 3) == pytest.approx(-float(expected), rel=1e-6)
+    assert fold.objective(policy, 5, 1) == pytest.approx(-float(losses[0].mean()), rel=1e-6)
+    assert fold.objective(policy, 5, 3) > fold.objective(policy, 5, 1)
+
+
 def test_the_network_of_a_fold_is_trained_plainly_and_only_on_its_share(tmp_path: Path) -> None:
     lab = laboratory(tmp_path)
     fold = faa.train(lab, SMALL, 1)
@@ -166,7 +185,7 @@ def test_solarize_alone_is_planted_as_harmful(name: str) -> None:
 
 
 def test_tpe_learns_to_leave_out_the_one_function_that_is_harmful(tmp_path: Path) -> None:
-    data, settings = white_images(100), Settings(trials=80, sub_policies=2)
+    data, settings = white_images(100), Settings(trials=80, sub_policies=2, draws=1)
     study = optuna.create_study(direction="maximize")
     faa.search(laboratory(tmp_path, data), settings, planted(data), study)
     policies = [propose(trial, 2) for trial in study.trials]
@@ -409,6 +428,7 @@ def test_a_trial_of_another_machine_is_waited_for_until_that_must_be_dead(
         (Settings(trials=0), "--trials is 0; it must be a whole number of at least 1"),
         (Settings(folds=0), "--folds is 0; it must be a whole number of at least 1"),
         (Settings(sub_policies=-1), "--sub-policies is -1; it must be a whole number of at least 1"),
+        (Settings(draws=0), "--draws is 0; it must be a whole number of at least 1"),
         (Settings(best=0), "--best is 0; it must be a whole number of at least 1"),
         (Settings(processes=0), "--processes is 0; it must be a whole number of at least 1"),
         (Settings(held_out=0.6), "--held-out is 0.6; it must be a share above 0, and at most 0.5"),
