@@ -49,18 +49,19 @@ from metaaugment.training.evaluation import evaluate
 PER_CLASS, CLASSES, RANDOM = 20, 10, 3
 CPU = torch.device("cpu")
 
-# The sizes of the searches, and what a trial is trained by.
-SIZES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "faa": (faa.Settings(folds=2, trials=100, best=5), {"epochs": 40}),
-    "pba": (pba.Settings(trials=8, interval=4), {"epochs": 40}),
-    "dada": (dada.Settings(), {"epochs": 40}),
-    "autoaugment": (auto_augment.Settings(children=40), {"epochs": 20}),
+# What is searched by which system at which size, and the epochs of a trial.
+SIZES: dict[str, tuple[str, Any, int]] = {
+    "faa": ("faa", faa.Settings(folds=2, trials=100, best=5), 40),
+    "faa --draws 1": ("faa", faa.Settings(folds=2, trials=100, best=5, draws=1), 40),
+    "pba": ("pba", pba.Settings(trials=8, interval=4), 40),
+    "dada": ("dada", dada.Settings(), 40),
+    "autoaugment": ("autoaugment", auto_augment.Settings(children=40), 20),
 }
 
 
 @dataclass(frozen=True)
 class Figure:
-    system: str
+    search: str
     seed: int
     trials: int
     search_seconds: float
@@ -129,14 +130,14 @@ def accuracy(policy: FoundPolicy, recipe: Recipe, data: DataSet, held_out: Any, 
     return evaluate(experiment.network, once(held_out, CPU), experiment.prepare()).top1
 
 
-def measure(system: str, seed: int) -> Figure:
+def measure(name: str, seed: int) -> Figure:
     torch.set_num_threads(1)
-    settings, changes = SIZES[system]
+    system, settings, epochs = SIZES[name]
     kind, recipe = SEARCHES[system], replace(RECIPES["digits"](), method=system)
-    trial = replace(kind.trial(recipe), per_class=PER_CLASS, split_seed=seed, seed=seed, **changes)
+    trial = replace(kind.trial(recipe), per_class=PER_CLASS, split_seed=seed, seed=seed, epochs=epochs)
     data, held_out = divided(seed)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         started = time.perf_counter()
         file = search(kind, trial, settings, Place(out=folder / "search", device="cpu"), Console(quiet=True))
         seconds = time.perf_counter() - started
@@ -150,33 +151,33 @@ def measure(system: str, seed: int) -> Figure:
         ]
     tenth = max(1, len(objectives) // 10)
     first, last = statistics.mean(objectives[:tenth]), statistics.mean(objectives[-tenth:])
-    return Figure(system, seed, len(objectives), seconds, scores[0], scores[1:], first, last)
+    return Figure(name, seed, len(objectives), seconds, scores[0], scores[1:], first, last)
 
 
 def table(figures: list[Figure]) -> list[str]:
     """Mean differences over the seeds with their standard errors."""
-    lines = ["| system | trials | found | random | difference ± standard error |", "|---|---|---|---|---|"]
-    for system in dict.fromkeys(figure.system for figure in figures):
-        mine = [figure for figure in figures if figure.system == system]
+    lines = ["| search | trials | found | random | difference ± standard error |", "|---|---|---|---|---|"]
+    for name in dict.fromkeys(figure.search for figure in figures):
+        mine = [figure for figure in figures if figure.search == name]
         pairs = [(figure.found, statistics.mean(figure.random)) for figure in mine]
         differences = [100 * (found - random) for found, random in pairs]
         error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.nan
         found, random = (100 * statistics.mean(values) for values in zip(*pairs, strict=True))
         lines.append(
-            f"| {system} | {mine[0].trials} | {found:.2f} | {random:.2f} | "
+            f"| {name} | {mine[0].trials} | {found:.2f} | {random:.2f} | "
             f"{statistics.mean(differences):+.2f} ± {error:.2f} |"
         )
     return lines
 
 
-def main(systems: tuple[str, ...] = tuple(SIZES), seeds: int = 5, processes: int = 2, out: Path | None = None) -> None:
+def main(searches: tuple[str, ...] = tuple(SIZES), seeds: int = 5, processes: int = 2, out: Path | None = None) -> None:
     figures: list[Figure] = []
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        runs = [pool.submit(measure, system, seed) for seed in range(seeds) for system in systems]
+        runs = [pool.submit(measure, name, seed) for seed in range(seeds) for name in searches]
         for run in runs:
             figures.append(run.result())
             print(json.dumps(vars(figures[-1])), flush=True)
-    figures.sort(key=lambda figure: (list(SIZES).index(figure.system), figure.seed))
+    figures.sort(key=lambda figure: (list(SIZES).index(figure.search), figure.seed))
     print("\n".join(table(figures)))
     write(out, "cpu", figures, per_class=PER_CLASS, random_policies=RANDOM)
 
