@@ -8,10 +8,10 @@ demo: .venv/ready  ## baseline, RandAugment and MetaAugment on few digits, and w
 	@$(BIN)/python examples/demo.py
 
 test: check .venv/peers  ## what CI runs
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" --numprocesses auto --dist loadfile
 
 test-all: check .venv/peers
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 check: .venv/ready
 	$(BIN)/ruff check .

@@ -226,7 +226,7 @@ def test_cifar_is_searched_on_4000_images() -> None:
     ("settings", "sentence"),
     [
         ({"children": 0}, "--children is 0; it must be a whole number of at least 1"),
-        ({"controller_lr": -1.0}, "--controller-lr is -1; it must be a number of 0 or more"),
+        ({"controller_lr": -1.0}, "--controller-lr is -1.0; it must be a number of 0 or more"),
         ({"controller_lr": float("nan")}, "--controller-lr is nan; it must be a number of 0 or more"),
         ({"controller_lr": float("inf")}, "--controller-lr is inf; it must be a number of 0 or more"),
     ],

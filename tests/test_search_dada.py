@@ -356,7 +356,7 @@ def test_stopped_and_killed_it_ends_in_the_same_policy(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"temperature": 0.0}, "--temperature is 0; it must be above 0"),
+        ({"temperature": 0.0}, "--temperature is 0.0; it must be above 0"),
         ({"temperature": float("nan")}, "--temperature is nan; it must be above 0"),
         ({"sub_policies": 0}, "--sub-policies is 0; it must be 1 to 105"),
         ({"sub_policies": 106}, "--sub-policies is 106; it must be 1 to 105"),
