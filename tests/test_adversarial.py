@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from rich.console import Console
 from torch import Tensor, nn
@@ -25,6 +24,8 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.run import train
 from metaaugment.ops import INDEX
 from metaaugment.policy import UniformPolicy
+
+from processes import leave, meet
 
 WORLD = 2
 KINDS, REPEATS = (2, 3), 2
@@ -276,10 +277,9 @@ def epochs(rank: int, world: int) -> dict[str, Tensor]:
 
 
 def worker(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    meet(rank, WORLD, folder)
     torch.save(epochs(rank, WORLD), f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:

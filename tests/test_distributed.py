@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import metaaugment as ma
+
+from processes import leave, meet
 
 WORLD = 2
 
@@ -59,14 +60,13 @@ def policies() -> dict[str, nn.Module]:
 
 
 def worker(rank: int, folder: str, lagged: bool, name: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    meet(rank, WORLD, folder)
     policy = policies()[name]
     if rank == 1:  # as where each process seeds for itself: the learner makes them agree
         for parameter in policy.parameters():
             nn.init.normal_(parameter)
     torch.save(steps(rank, WORLD, lagged, policy), f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.mark.parametrize(("lagged", "policy"), [(False, "plain"), (True, "plain"), (False, "rejecting")])

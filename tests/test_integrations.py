@@ -30,6 +30,7 @@ from metaaugment.integrations.torchvision import PolicyTransform
 from metaaugment.integrations.transformers import Transfer as TrainerTransfer
 
 from images import from_pillow, to_pillow
+from processes import leave, meet
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SIDE, CLASSES, N = 16, 5, 12
@@ -736,13 +737,12 @@ def test_two_processes_of_lightning_equal_one(tmp_path: Path) -> None:
 
 def half_worker(rank: int, folder: str) -> None:
     """The gradient of this process's half of a mini-batch, by the hook of timm."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    meet(rank, WORLD, folder)
     network = DistributedDataParallel(small_network())
     torch.manual_seed(5)
     hook_loss(network, slice(rank, None, WORLD)).backward()
     torch.save([parameter.grad for parameter in network.parameters()], f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def hook_loss(network: nn.Module, part: slice) -> Tensor:
