@@ -16,11 +16,12 @@ from rich.console import Console
 from metaaugment import cli
 from metaaugment.experiments import reproduce as reproducing
 from metaaugment.experiments import results, run
+from metaaugment.experiments.flags import flags
 from metaaugment.experiments.methods import METHODS
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.reproduce import Job, Queue, Where, flags_of, folder_name, planned, seconds_of
+from metaaugment.experiments.reproduce import Job, Queue, Where, folder_name, planned, seconds_of
 from metaaugment.experiments.tables import ROWS, Entry, Row, find_rows
 from metaaugment.training.interruption import Interrupted
 
@@ -46,7 +47,7 @@ def test_every_entry_is_a_recipe_that_the_command_line_understands(
     monkeypatch.setattr(run, "train", lambda recipe, place, console: asked.append(recipe))
     policy = Path("some.safetensors") if entry.under else None
     recipe = row.run(entry, 3, 97, policy)
-    cli.main(["train", recipe.name, *flags_of(recipe)])
+    cli.main(["train", recipe.name, *flags(recipe, RECIPES[recipe.name]())])
     assert asked == [recipe]
     assert (recipe.seed, recipe.epochs) == (3, 97)
     recipe.check()

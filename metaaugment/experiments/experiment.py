@@ -19,7 +19,7 @@ from metaaugment.baselines.found import FoundPolicy
 from metaaugment.baselines.rand_augment import further
 from metaaugment.data import DataSet, augment, dataset
 from metaaugment.data.batches import derived_seed
-from metaaugment.experiments.methods import METHODS
+from metaaugment.experiments.methods import METHODS, copies
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.features import feature_dim
@@ -123,7 +123,7 @@ class Experiment:
         after = [augment.random_cutout(cutout, data.fill, generator)] if cutout else []
         return {
             "every": recipe.every,
-            "copies": self.copies,
+            "copies": copies(recipe),
             "loss": partial(F.cross_entropy, reduction="none", label_smoothing=recipe.label_smoothing),
             "before": augment.in_turn(before),
             "after": augment.in_turn(after),
@@ -132,11 +132,6 @@ class Experiment:
             "space": space or recipe.space,
             "fill": data.fill,
         }
-
-    @property
-    def copies(self) -> int:
-        """Of each image: what the recipe asks for, or what the method needs."""
-        return self.recipe.copies if self.recipe.copies > 1 else METHODS[self.recipe.method].copies
 
     def policy_digest(self) -> str | None:
         """Of the policy that is trained under, so that a run does not go on under another one of the same name."""

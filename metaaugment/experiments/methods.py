@@ -21,8 +21,6 @@ from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformS
 if TYPE_CHECKING:
     from metaaugment.experiments.recipe import Recipe
 
-COPIES = 8  # of each image, one for each policy of Adversarial AutoAugment
-
 
 @dataclass(frozen=True)
 class Method:
@@ -42,7 +40,7 @@ def randaugment(recipe: Recipe, found: FoundPolicy | None) -> Sampler:
 
 
 def advaa(recipe: Recipe, found: FoundPolicy | None) -> Sampler:
-    return AdversarialSampler(recipe.copies if recipe.copies > 1 else COPIES, recipe.seed)
+    return AdversarialSampler(copies(recipe), recipe.seed)
 
 
 def by_found_policy(recipe: Recipe, found: FoundPolicy | None) -> Sampler:
@@ -60,6 +58,11 @@ METHODS: dict[str, Method] = {
     "faa": Method(by_found_policy, found=True),
     "pba": Method(by_found_policy, found=True),
     "dada": Method(by_found_policy, found=True),
-    "advaa": Method(advaa, space="autoaugment", copies=COPIES),
+    "advaa": Method(advaa, space="autoaugment", copies=8),  # one for each policy of an epoch
     "metaaugment": Method(lambda recipe, found: TransformationSampler(recipe.epsilon, recipe.window), PolicyNetwork),
 }
+
+
+def copies(recipe: Recipe) -> int:
+    """Of each image: what the recipe asks for, or what its method needs."""
+    return recipe.copies if recipe.copies > 1 else METHODS[recipe.method].copies

@@ -2,9 +2,11 @@
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from metaaugment.experiments.flags import flags
 
 MAX_WORKERS = 128
 
@@ -40,9 +42,10 @@ class Place:
     def readers(self) -> int:
         return min(4, os.cpu_count() or 1) if self.workers is None else self.workers
 
-    def command(self, recipe: str, out: Path, **changed: str) -> str:
+    def command(self, recipe: str, out: Path, **changed: Any) -> str:
         """What goes on with a run in `out` as it was going on here."""
-        names = ("data", "device", "precision", "workers", "corrupt")
-        values = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Place(), name)}
-        flags = [word for name, value in {**values, **changed}.items() for word in (f"--{name}", str(value))]
-        return shlex.join(["metaaugment", "train", recipe, *flags, "--resume", str(out)])
+        return shlex.join(["metaaugment", "train", recipe, *replace(self, **changed).flags(), "--resume", str(out)])
+
+    def flags(self) -> list[str]:
+        """All but the folder of the run, which differs from one to the next."""
+        return flags(self, Place(), ("data", "device", "precision", "workers", "corrupt"))

@@ -1,7 +1,6 @@
 """A recipe: every number that decides the outcome of a run, as one flat value."""
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -9,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 
 from metaaugment.data import DATASETS
+from metaaugment.experiments.flags import flag, one_of, refuse
 from metaaugment.experiments.methods import METHODS
 from metaaugment.hypergradient import ROUTES
 from metaaugment.networks import NETWORKS
@@ -117,7 +117,7 @@ class Recipe:
             ("dataset", DATASETS), ("network", NETWORKS), ("method", METHODS), ("route", ROUTES), ("space", SPACES),
             ("policy_optimizer", ("sgd", "adam")),
         ):  # fmt: skip
-            one_of(getattr(self, name), allowed, f"--{name.replace('_', '-')}")
+            one_of(getattr(self, name), allowed, flag(name))
         self._refuse("split_seed", 0 <= self.split_seed < 2**32, f"0 to {2**32 - 1}")
         for name in ("epochs", "batch", "copies", "policy_batch", "window", "every"):
             self._refuse(name, getattr(self, name) >= 1, "a whole number of at least 1")
@@ -153,9 +153,8 @@ class Recipe:
             self._refuse(name, used, f"left away for --method {self.method}; it is randaugment's")
         for name, other in (("num_ops", "magnitude"), ("magnitude", "num_ops")):
             if getattr(self, other) is None:
-                flag, missing = (word.replace("_", "-") for word in (name, other))
                 raise ValueError(
-                    f"--{flag} is {getattr(self, name)}, but --{missing} is missing; give both, or neither"
+                    f"{flag(name)} is {getattr(self, name)}, but {flag(other)} is missing; give both, or neither"
                 )
         self._refuse("num_ops", 1 <= (self.num_ops or 0) <= 16, "1 to 16")
         self._refuse(
@@ -192,16 +191,3 @@ def _fits(value: object, kind: Any) -> bool:
         return any(_fits(value, one) for one in get_args(kind))
     json = {Path: str, float: (int, float)}.get(kind, kind)
     return isinstance(value, json) and (kind is bool or not isinstance(value, bool))
-
-
-def refuse(name: str, value: object, good: bool, allowed: str) -> None:
-    """A ValueError that names the flag of a field, its value and what is allowed, unless the value is good."""
-    if not good:
-        raise ValueError(f"--{name.replace('_', '-')} is {value!r}; it must be {allowed}")
-
-
-def one_of(value: str, allowed: Iterable[str], flag: str) -> None:
-    if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{flag} is {value!r}{hint}; choose one of {', '.join(allowed)}")

@@ -6,17 +6,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from metaaugment.experiments import results
 from metaaugment.experiments.export import learned_policy
+from metaaugment.experiments.flags import flags
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.tables import ROWS, Entry, Row
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
@@ -91,11 +90,15 @@ class Job:
     def start(self) -> "subprocess.Popen[bytes]":
         """The training in a process of its own, its output in a file beside the folder of the run."""
         recipe = self.row.run(self.entry, self.seed, self.epochs, self.policy)
-        flags = ["--resume", str(self.folder)] if self.begun else ["--out", str(self.folder), *flags_of(recipe)]
+        more = (
+            ["--resume", str(self.folder)]
+            if self.begun
+            else ["--out", str(self.folder), *flags(recipe, RECIPES[recipe.name]())]
+        )
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with (self.folder.parent / f"{self.name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "metaaugment", "train", recipe.name, *place_flags(self.where.place), *flags],
+                [sys.executable, "-m", "metaaugment", "train", recipe.name, *self.where.place.flags(), *more],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -117,22 +120,6 @@ class Job:
 def folder_name(row: Row, epochs: int | None) -> str:
     """With the number of epochs where it is not the recipe's: such figures must not stand among the paper's."""
     return row.recipe if epochs in (None, RECIPES[row.recipe]().epochs) else f"{row.recipe}-{epochs}-epochs"
-
-
-def flags_of(recipe: Recipe) -> list[str]:
-    """How the command line says what differs from the recipe of that name."""
-    default, flags = RECIPES[recipe.name](), []
-    for field in fields(Recipe):
-        value = getattr(recipe, field.name)
-        if value != getattr(default, field.name):
-            flag = field.name.replace("_", "-")
-            flags += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    return flags
-
-
-def place_flags(place: Place) -> list[str]:
-    values: dict[str, Any] = {name: getattr(place, name) for name in ("data", "device", "precision", "workers")}
-    return [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
 
 
 def seconds_of(budget: str) -> float:
@@ -193,19 +180,22 @@ class Queue:
                 self._keep(job, 1)
             elif job.ready():
                 self.waiting.remove(job)
-                self.live[job] = job.start()
                 self._say(f"{job.row.recipe} {job.name} {'goes on' if job.begun else 'begins'}")
+                self.live[job] = job.start()
         for job in self.live:
             self.beside[job] = max(self.beside.get(job, 1), len(self.live))
         return bool(self.live)
 
-    def _collect(self) -> None:
+    def _collect(self, stopped: bool = False) -> None:
+        """Those that have ended: kept, or told as failures; unfinished ones that were stopped wait again."""
         for job, process in list(self.live.items()):
             if process.poll() is None:
                 continue
             del self.live[job]
             if job.finished:
                 self._keep(job, self.beside[job])
+            elif stopped:
+                self.waiting.insert(0, job)
             else:
                 self.failed.append(job)
                 self._say(f"{job.row.recipe} {job.name} failed: {job.last_words()}")
@@ -222,16 +212,7 @@ class Queue:
             process.send_signal(signal.SIGTERM)
         for process in self.live.values():
             process.wait()
-        self._collect_quietly()
-
-    def _collect_quietly(self) -> None:
-        """Those that came to their end all the same are kept; the others are no failures."""
-        for job in list(self.live):
-            del self.live[job]
-            if job.finished:
-                self._keep(job, self.beside[job])
-            else:
-                self.waiting.insert(0, job)
+        self._collect(stopped=True)
 
     def _tell(self) -> None:
         states = (f"{job.name} {job.epochs_done()}/{self._epochs(job)}" for job in self.live)

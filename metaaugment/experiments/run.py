@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch.optim import SGD
 from metaaugment.data import CorruptImage, DataSet, ImageFiles
 from metaaugment.data.batches import Batches, Reader, derived_seed, on_device, once
 from metaaugment.experiments.experiment import ORDER, VALIDATION_ORDER, Experiment, clipped, prepare
+from metaaugment.experiments.flags import check_agreement
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
@@ -146,17 +146,6 @@ def _recorded(recipe: Recipe, place: Place) -> tuple[Recipe, bool]:
         raise ValueError(f"{place.resume} is a run of {recorded.name}, not of {recipe.name}; name that recipe")
     check_agreement(place.resume, recipe, RECIPES[recipe.name](), recorded)
     return recorded, True
-
-
-def check_agreement(folder: Path, asked: Any, default: Any, recorded: Any) -> None:
-    """Refuse settings, a dataclass, that were asked for and are others than those that a folder was begun with."""
-    for name in (field.name for field in fields(asked)):
-        wish, found = getattr(asked, name), getattr(recorded, name)
-        if wish != getattr(default, name) and wish != found:
-            raise ValueError(
-                f"--{name.replace('_', '-')} is {wish!r}, but {folder} was begun with {found!r}; "
-                "leave the flag away, or begin another one with --out"
-            )
 
 
 def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool, console: Console) -> None:

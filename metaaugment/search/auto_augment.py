@@ -21,7 +21,8 @@ from metaaugment.baselines.found import Function
 from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
 from metaaugment.data.batches import derived_seed
 from metaaugment.experiments.experiment import Experiment
-from metaaugment.experiments.recipe import Recipe, refuse
+from metaaugment.experiments.flags import refuse
+from metaaugment.experiments.recipe import Recipe
 from metaaugment.learner import Learner
 from metaaugment.policy import UniformPolicy
 from metaaugment.search.laboratory import Laboratory

@@ -8,7 +8,8 @@ from torch.optim import Adam, Optimizer
 from metaaugment.baselines.found import FoundPolicy
 from metaaugment.baselines.sub_policies import SubPolicies
 from metaaugment.experiments.experiment import Experiment
-from metaaugment.experiments.recipe import Recipe, refuse
+from metaaugment.experiments.flags import refuse
+from metaaugment.experiments.recipe import Recipe
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.relaxed import FUNCTIONS, RelaxedLearner, RelaxedPolicy
 from metaaugment.training.log import Row

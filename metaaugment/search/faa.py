@@ -46,8 +46,9 @@ from metaaugment.data import DataSet, dataset
 from metaaugment.data.augment import Augmentation
 from metaaugment.data.batches import Reader, derived_seed, on_device, once
 from metaaugment.data.splits import Split, apportion, split
+from metaaugment.experiments.flags import refuse
 from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe, refuse
+from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import INDEX, OPS, PAPER_OPS
 from metaaugment.search.laboratory import Laboratory, Row
 from metaaugment.search.studies import STUDIES, FileLock, claim, finished, give_up, open_studies, running, value

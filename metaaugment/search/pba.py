@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from metaaugment.baselines.schedule import Schedule
-from metaaugment.experiments.recipe import Recipe, one_of, refuse
+from metaaugment.experiments.flags import one_of, refuse
+from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import PAPER_OPS
 from metaaugment.search import population
 from metaaugment.search.laboratory import Laboratory

@@ -11,10 +11,10 @@ from rich.console import Console
 from metaaugment.baselines import published
 from metaaugment.baselines.found import FoundPolicy
 from metaaugment.data import dataset
+from metaaugment.experiments.flags import check_agreement, flags
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.run import check_agreement
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
@@ -124,8 +124,6 @@ def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place) -> tuple[
 
 def _command(lab: Laboratory, settings: Any) -> str:
     """What goes on with it where it was."""
-    words = shlex.split(lab.place.command(lab.recipe.name, lab.folder))
-    where = {name: getattr(settings, name) for name in getattr(settings, "WHERE", ())}
-    given = {name: value for name, value in where.items() if value != getattr(type(settings)(), name)}
-    flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    return shlex.join([words[0], "search", lab.recipe.method, *words[2:], *flags])
+    where = flags(settings, type(settings)(), getattr(settings, "WHERE", ()))
+    words = ["metaaugment", "search", lab.recipe.method, lab.recipe.name, *lab.place.flags()]
+    return shlex.join([*words, "--resume", str(lab.folder), *where])

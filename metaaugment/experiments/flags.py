@@ -1,0 +1,47 @@
+"""Dataclasses as flags of the command line: how a value is refused, agreed on, and said again."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+
+def flag(name: str) -> str:
+    """Of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def refuse(name: str, value: object, good: bool, allowed: str) -> None:
+    """A ValueError that names the flag of a field, its value and what is allowed, unless the value is good."""
+    if not good:
+        raise ValueError(f"{flag(name)} is {value!r}; it must be {allowed}")
+
+
+def one_of(value: str, allowed: Iterable[str], flag: str) -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(value, allowed, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"{flag} is {value!r}{hint}; choose one of {', '.join(allowed)}")
+
+
+def flags(value: Any, default: Any, names: Iterable[str] | None = None) -> list[str]:
+    """What is to be said for a dataclass to become this value, where without a word it is the default."""
+    words = []
+    for name in names if names is not None else (field.name for field in fields(value)):
+        now = getattr(value, name)
+        if now != getattr(default, name):
+            # Switches are said without a value: --flip, --no-flip.
+            words += [f"--{'' if now else 'no-'}{flag(name)[2:]}"] if isinstance(now, bool) else [flag(name), str(now)]
+    return words
+
+
+def check_agreement(folder: Path, asked: Any, default: Any, recorded: Any) -> None:
+    """Refuse settings, a dataclass, that were asked for and are others than those that a folder was begun with."""
+    for name in (field.name for field in fields(asked)):
+        wish, found = getattr(asked, name), getattr(recorded, name)
+        if wish != getattr(default, name) and wish != found:
+            raise ValueError(
+                f"{flag(name)} is {wish!r}, but {folder} was begun with {found!r}; "
+                "leave the flag away, or begin another one with --out"
+            )
