@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -139,6 +140,31 @@ class Learner:
 
     def observe(self, images: Tensor, labels: Tensor) -> Observation:
         """Algorithm 1, lines 4 and 5: draw transformations, augment, and look at the losses and weights."""
+        seen = self._see(images, labels)
+        self.sampler.record(seen.transformation, seen.outputs.detach(), seen.losses.detach())
+        self.steps += 1
+        return seen
+
+    @torch.no_grad()
+    def look(self, images: Tensor, labels: Tensor, seed: int) -> Observation:
+        """What `observe` would see with draws from this seed, without a trace: nothing is recorded, no statistics move,
+        and no generator goes on."""
+        network, gpu = bare(self.network), self.device.type == "cuda"
+        before = None if self.generator is None else self.generator.get_state()
+        with torch.random.fork_rng([self.device] if gpu else []), ExitStack() as stack:
+            for module in (network, self.extractor):
+                if module is not None:
+                    stack.enter_context(undisturbed(module))
+            torch.manual_seed(seed)
+            if self.generator is not None:
+                self.generator.manual_seed(seed)
+            try:
+                return self._see(images, labels)
+            finally:
+                if self.generator is not None and before is not None:
+                    self.generator.set_state(before)
+
+    def _see(self, images: Tensor, labels: Tensor) -> Observation:
         check_batch(images, labels, self.device, "training")
         with torch.no_grad():
             self.alpha.clamp_(min=0)
@@ -160,8 +186,6 @@ class Learner:
         features = self.features.take().to(self.alpha.dtype)
         features = features if self.extractor is not None else features.detach()
         outputs, weights = self._judge(features, t)
-        self.sampler.record(t, outputs.detach(), losses.detach())
-        self.steps += 1
         return Observation(images, labels, t, features, outputs, weights, losses, logits, inputs, replay, buffers, eyes)
 
     @property

@@ -5,6 +5,8 @@ weights in its own way has a method `normalize`; one that does not look at trans
 functions that have no embedding may then be drawn.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -73,6 +75,15 @@ class UniformPolicy(nn.Module):
 
     def forward(self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"]) -> Float[Tensor, " n"]:
         return embedding.new_ones(len(embedding))
+
+
+# Policies by their names, in recipes and in policy files: each for so many features and hidden units.
+POLICIES: dict[str, Callable[..., nn.Module]] = {
+    "policy-network": PolicyNetwork,
+    "feature-policy": FeaturePolicy,
+    "rejecting-policy-network": lambda feature_dim, hidden=100: RejectingPolicy(PolicyNetwork(feature_dim, hidden)),
+    "rejecting-feature-policy": lambda feature_dim, hidden=100: RejectingPolicy(FeaturePolicy(feature_dim, hidden)),
+}
 
 
 def check_features(features: Tensor, layer: nn.Linear) -> None:

@@ -7,7 +7,7 @@ by the policy network, which sees them through the network it was learned with; 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from os import PathLike
@@ -26,28 +26,13 @@ from metaaugment.learner import Learner
 from metaaugment.networks import NETWORKS
 from metaaugment.networks import network as build_network
 from metaaugment.ops import PAPER_OPS, SPACES, Space, find_space
-from metaaugment.policy import (
-    FeaturePolicy,
-    PolicyNetwork,
-    RejectingPolicy,
-    UniformPolicy,
-    check_features,
-    normalize,
-)
+from metaaugment.policy import POLICIES, RejectingPolicy, UniformPolicy, check_features, normalize
 from metaaugment.sampler import FixedSampler, UniformSampler
 from metaaugment.transformation import FLOAT_TYPES, Transformation, apply
 
 FORMAT = 1
 KIND = "policy"
 WAY_OUT = "take an intact copy of it, or export the policy again"
-
-# From a name in the file to a policy for so many features and hidden units.
-POLICIES: dict[str, Callable[[int, int], nn.Module]] = {
-    "policy-network": PolicyNetwork,
-    "feature-policy": FeaturePolicy,
-    "rejecting-policy-network": lambda features, hidden: RejectingPolicy(PolicyNetwork(features, hidden)),
-    "rejecting-feature-policy": lambda features, hidden: RejectingPolicy(FeaturePolicy(features, hidden)),
-}
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from metaaugment.experiments.run import trainer
 from metaaugment.hypergradient import ROUTES
 from metaaugment.learner import Learner
 from metaaugment.ops import INDEX, PAPER_OPS, find_space
-from metaaugment.policy import PolicyNetwork, UniformPolicy
+from metaaugment.policy import FeaturePolicy, PolicyNetwork, RejectingPolicy, UniformPolicy
 from metaaugment.sampler import FixedSampler, IdentitySampler, TransformationSampler, UniformSampler
 from metaaugment.training.evaluation import evaluate
 
@@ -294,6 +294,37 @@ def test_how_often_and_by_what_it_learns(lagged: bool, every: int) -> None:
     assert learner.lagged == lagged
     assert learner.route is ROUTES["forward"]
     assert [learner.due_at(step) for step in range(1, 7)] == [step % every == 0 for step in range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("feature-policy", FeaturePolicy), ("rejecting-policy-network", RejectingPolicy)]
+)
+def test_another_policy_by_its_name(name: str, kind: type) -> None:
+    assert isinstance(begin(policy_network=name)[0].policy, kind)
+
+
+def test_a_step_size_that_is_not_learned() -> None:
+    learner, optimizer = begin(learn_alpha=False, policy_lr=0.02)
+    assert optimizer is not None
+    validation = images(4)
+    task = SGD(learner.network.parameters(), 0.1)
+    batch = images(8)
+    learner.step(batch.images, batch.labels, task, optimizer, iter([(validation.images, validation.labels)]))
+    assert learner.alpha.item() == pytest.approx(0.1)
+    assert learner.due_at(1)
+
+
+def test_eyes_of_the_policys_own_are_learned_with_it() -> None:
+    learner, optimizer = begin(extractor="own", policy_lr=0.5)
+    assert learner.extractor is not None
+    assert optimizer is not None
+    stem = next(learner.extractor.parameters())
+    before = stem.detach().clone()
+    assert not torch.equal(before, next(learner.network.parameters()))
+    validation, batch = images(4), images(8)
+    task = SGD(learner.network.parameters(), 0.1)
+    learner.step(batch.images, batch.labels, task, optimizer, iter([(validation.images, validation.labels)]))
+    assert not torch.equal(before, stem)
 
 
 # -- phases ----------------------------------------------------------------------------------------------------------

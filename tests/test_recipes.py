@@ -241,6 +241,7 @@ IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
 # These are refused later or, of a file, not at all; and by another name than the flag's.
 LATE: dict[str, Any] = {
     "dataset": "nope", "network": "nope", "space": "nope", "policy_optimizer": "nope", "split_seed": -1,
+    "policy_network": "nope", "extractor": "nope",
 }  # fmt: skip
 
 
@@ -258,7 +259,7 @@ def test_an_impossible_name_is_refused_by_its_flag(field: str, value: Any) -> No
 
 def test_every_field_that_can_be_wrong_was_tried() -> None:
     """All but switches, files, and the name that the program itself gives."""
-    free = {"name", "policy", "pretrained", "nesterov", "lagged", "transfer", "flip"}
+    free = {"name", "policy", "pretrained", "nesterov", "lagged", "transfer", "flip", "learn_alpha"}
     assert {field.name for field in fields(Recipe)} == IMPOSSIBLE.keys() | LATE.keys() | free
 
 

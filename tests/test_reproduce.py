@@ -22,7 +22,7 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.reproduce import Job, Queue, Where, folder_name, planned, seconds_of
-from metaaugment.experiments.tables import ROWS, Entry, Row, find_rows
+from metaaugment.experiments.tables import ABLATIONS, ROWS, Entry, Row, find_rows
 from metaaugment.training.interruption import Interrupted
 
 ROOT = Path(__file__).parent.parent
@@ -90,8 +90,50 @@ def test_tables_and_rows_are_found_by_name() -> None:
         "digits",
         "omniglot-wrn-40-2",
     ]
-    with pytest.raises(ValueError, match="unknown table or row 'table-9'; choose of digits, table-3"):
+    with pytest.raises(ValueError, match="unknown table, row or ablation 'table-9'; choose of digits, table-3"):
         find_rows(("table-9",))
+
+
+def test_an_ablation_is_run_by_its_name_alone() -> None:
+    for name, ablation in ABLATIONS.items():
+        (row,) = find_rows((name,))
+        assert row.recipe == ablation.row
+        assert {entry.name for entry in row.entries} == set(ablation.entries)
+    (row,) = find_rows(("omniglot-wrn-40-2",))
+    assert not any(entry.ablation for entry in row.entries)
+    (both,) = find_rows(("ablation-epsilon", "ablation-embedding"))
+    assert len(both.entries) == 5  # metaaugment-fast is in each, and is run once
+    assert {name for a in ABLATIONS.values() for name in a.entries} >= {
+        entry.name for entry in ROWS["omniglot-wrn-40-2"].entries if entry.ablation
+    }
+
+
+@pytest.mark.parametrize(("name", "changed"), [
+    ("fast-epsilon-0.5", {"epsilon": 0.5}), ("fast-no-embedding", {"policy_network": "feature-policy"}),
+    ("fast-own-extractor", {"extractor": "own"}), ("fast-rejecting", {"policy_network": "rejecting-policy-network"}),
+    ("fast-fixed-alpha", {"learn_alpha": False}), ("fast-every-4", {"every": 4, "policy_lr": 4e-3}),
+    ("metaaugment-mt-fast", {"copies": 4}),
+])  # fmt: skip
+def test_an_ablation_differs_in_one_thing(name: str, changed: dict[str, object]) -> None:
+    row = ROWS["omniglot-wrn-40-2"]
+    fast, other = (
+        row.run(next(entry for entry in row.entries if entry.name == one), 0, None, None).to_json()
+        for one in ("metaaugment-fast", name)
+    )
+    assert {key: value for key, value in other.items() if value != fast[key]} == changed
+
+
+def test_ablations_stand_apart_in_the_report(tmp_path: Path) -> None:
+    source = Path(__file__).parent.parent / "results" / "omniglot-wrn-40-2" / "metaaugment-fast-seed0.json"
+    folder = tmp_path / "omniglot-wrn-40-2"
+    folder.mkdir()
+    for name in ("metaaugment-fast", "fast-epsilon-0"):
+        (folder / f"{name}-seed0.json").write_bytes(source.read_bytes())
+    main, ablation = results.markdown(tmp_path).split("### ablation-epsilon")
+    assert "metaaugment-fast" in main
+    assert "fast-epsilon-0" not in main
+    assert ablation.index("fast-epsilon-0") < ablation.index("metaaugment-fast")
+    assert "ablation-embedding" not in ablation
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------

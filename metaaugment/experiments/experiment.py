@@ -34,7 +34,7 @@ from metaaugment.training.trainer import Phase
 from metaaugment.transfer import LearnedPolicy
 
 # What a seed is used for; each use has random numbers of its own.
-INITIAL, ORDER, VALIDATION_ORDER, DRAWS = range(4)
+INITIAL, ORDER, VALIDATION_ORDER, DRAWS, LOOKS = range(5)
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,12 @@ class Experiment:
 
     def _joint(self, before: Learner | None) -> tuple[Learner, Optimizer | None]:
         recipe, method = self.recipe, METHODS[self.recipe.method]
-        sampler, policy = method.sampler(recipe, self.found), method.policy(feature_dim(self.network))
-        learner = self.learner(sampler, policy, space=method.space if self.found is None else self.found.space)
-        if not any(parameter.requires_grad for parameter in policy.parameters()):
+        sampler, policy = method.sampler(recipe, self.found), method.policy(recipe, feature_dim(self.network))
+        learns = any(parameter.requires_grad for parameter in policy.parameters())
+        eyes = self.fresh_network() if learns and recipe.extractor == "own" else None
+        learner = self.learner(sampler, policy, eyes, method.space if self.found is None else self.found.space)
+        learner.alpha.requires_grad_(recipe.learn_alpha)
+        if not learns:
             return learner, None
         learned, fused = learner.policy_parameters(), self.device.type == "cuda"
         if recipe.policy_optimizer == "adam":
@@ -89,7 +92,7 @@ class Experiment:
     def _frozen(self, before: Learner | None) -> tuple[Learner, None]:
         """Under the policy of the learner before it, which goes on seeing through the network as it is then."""
         eyes = deepcopy(self.network).eval().requires_grad_(False)
-        policy = METHODS[self.recipe.method].policy(feature_dim(self.network))
+        policy = METHODS[self.recipe.method].policy(self.recipe, feature_dim(self.network))
         sampler = FixedSampler()
         if before is not None:
             policy.load_state_dict(before.policy.state_dict())
@@ -138,6 +141,12 @@ class Experiment:
         if self.found is not None:
             return hashlib.sha256(json.dumps(published.encode(self.found)).encode()).hexdigest()[:16]
         return None if self.policy is None else self.policy.digest()[:16]
+
+    def fresh_network(self) -> nn.Module:
+        """Of the task network's kind."""
+        data = self.data
+        net = network(self.recipe.network, data.num_classes, data.channels)
+        return net.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
 
     def prepare(self) -> augment.Augmentation:
         return augment.normalization(self.data.mean, self.data.std, self.device, self.layout)

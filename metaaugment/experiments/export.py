@@ -23,7 +23,7 @@ def learned_policy(folder: Path) -> LearnedPolicy:
     if state is None:
         raise ValueError(f"{folder} has no checkpoint yet; wait for its first epoch, or go on with --resume {folder}")
     about = state["identity"]  # under the checkpoint's seal, unlike recipe.json
-    recipe = Recipe.from_json({field.name: about[field.name] for field in fields(Recipe)})
+    recipe = Recipe.from_json({field.name: about[field.name] for field in fields(Recipe) if field.name in about})
     if recipe.method != "metaaugment" or recipe.policy is not None:
         under = f"under {recipe.policy}" if recipe.policy is not None else f"by {recipe.method}"
         raise ValueError(f"{folder} was trained {under} and has learned no policy; name a joint run of metaaugment")
@@ -34,7 +34,7 @@ def learned_policy(folder: Path) -> LearnedPolicy:
     if "policy" not in state["learner"] or not state["learner"]["policy"]:
         raise ValueError(f"{folder} is still in its {recipe.random_epochs} random epochs and has learned no policy yet")
     learner = Learner(
-        net, method.sampler(recipe, None), method.policy(feature_dim(net)), space=recipe.space,
+        net, method.sampler(recipe, None), method.policy(recipe, feature_dim(net)), space=recipe.space,
         fill=about["fill"],
     )  # fmt: skip
     learner.policy.load_state_dict(state["learner"]["policy"])

@@ -15,7 +15,7 @@ from metaaugment.baselines.schedule import Schedule, ScheduleSampler
 from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
 from metaaugment.baselines.trivial_augment import TrivialAugmentSampler
 from metaaugment.learner import Sampler
-from metaaugment.policy import PolicyNetwork, UniformPolicy
+from metaaugment.policy import POLICIES, UniformPolicy
 from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformSampler
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Method:
     """How a sampler is made for a recipe and what a system has found, and a policy for so many features."""
 
     sampler: Callable[[Recipe, FoundPolicy | None], Sampler]
-    policy: Callable[[int], nn.Module] = lambda feature_dim: UniformPolicy()
+    policy: Callable[[Recipe, int], nn.Module] = lambda recipe, feature_dim: UniformPolicy()
     space: str | None = None  # of its magnitudes, where it has one of its own
     found: bool = False  # whether it augments by a policy that was found before
     copies: int = 1  # of each image, where the recipe asks for no more
@@ -59,7 +59,10 @@ METHODS: dict[str, Method] = {
     "pba": Method(by_found_policy, found=True),
     "dada": Method(by_found_policy, found=True),
     "advaa": Method(advaa, space="autoaugment", copies=8),  # one for each policy of an epoch
-    "metaaugment": Method(lambda recipe, found: TransformationSampler(recipe.epsilon, recipe.window), PolicyNetwork),
+    "metaaugment": Method(
+        lambda recipe, found: TransformationSampler(recipe.epsilon, recipe.window),
+        lambda recipe, feature_dim: POLICIES[recipe.policy_network](feature_dim),
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from metaaugment.experiments.methods import METHODS
 from metaaugment.hypergradient import ROUTES
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import MAX_MAGNITUDE, SPACES
+from metaaugment.policy import POLICIES
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,13 @@ class Recipe:
     """Their common magnitude, 0 to 10."""
 
     # The policy
+    policy_network: str = "policy-network"
+    """What weights samples: policy-network; feature-policy, which does not see the transformation; or either with
+    rejecting- in front, which leaves out samples below the mean."""
+    extractor: Literal["shared", "own"] = "shared"
+    """Through what the policy sees: the task network, or a network of its own, learned with it."""
+    learn_alpha: bool = True
+    """Whether the inner step size is learned."""
     policy_batch: int = 128
     """Validation images of a policy update."""
     policy_optimizer: Literal["sgd", "adam"] = "sgd"
@@ -75,7 +83,7 @@ class Recipe:
     policy_clip: float | None = None
     """Largest norm of their gradient."""
     alpha: float = 0.1
-    """Where the learned inner step size starts."""
+    """Where the inner step size starts."""
     epsilon: float = 0.1
     """Share of uniform sampling in the distribution over transformations."""
     window: int = 50
@@ -115,7 +123,7 @@ class Recipe:
         """Refuse what no run can have, naming the flag."""
         for name, allowed in (
             ("dataset", DATASETS), ("network", NETWORKS), ("method", METHODS), ("route", ROUTES), ("space", SPACES),
-            ("policy_optimizer", ("sgd", "adam")),
+            ("policy_optimizer", ("sgd", "adam")), ("policy_network", POLICIES), ("extractor", ("shared", "own")),
         ):  # fmt: skip
             one_of(getattr(self, name), allowed, flag(name))
         self._refuse("split_seed", 0 <= self.split_seed < 2**32, f"0 to {2**32 - 1}")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from metaaugment.experiments.tables import ROWS, Entry
+from metaaugment.experiments.tables import ABLATIONS, ROWS, Entry
 from metaaugment.training import folder as run_folder
 from metaaugment.training.progress import duration
 
@@ -34,7 +34,12 @@ def markdown(folder: Path) -> str:
     ]
     for row, entries in read(folder).items():
         title = ROWS[_recipe(row)].table if _recipe(row) in ROWS else "not in the paper"
-        lines += ["", f"## {row} ({title})", "", *_table(row, entries)]
+        if own := {name: results for name, results in entries.items() if not _ablation(row, name)}:
+            lines += ["", f"## {row} ({title})", "", *_table(row, own)]
+        for name, ablation in ABLATIONS.items():
+            compared = {entry: entries[entry] for entry in ablation.entries if entry in entries}
+            if ablation.row == _recipe(row) and any(_ablation(row, entry) for entry in compared):
+                lines += ["", f"### {name}, {row}: {ablation.what}", "", *_table(row, compared)]
     return "\n".join(lines) + "\n"
 
 
@@ -73,6 +78,11 @@ def paper(row: str, name: str) -> str:
 def _entry(row: str, name: str) -> Entry | None:
     found = [entry for entry in ROWS[_recipe(row)].entries if entry.name == name] if _recipe(row) in ROWS else []
     return found[0] if found else None
+
+
+def _ablation(row: str, name: str) -> bool:
+    entry = _entry(row, name)
+    return entry is not None and entry.ablation
 
 
 def _place(row: str, name: str) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from torch.optim import SGD
 
 from metaaugment.data import CorruptImage, DataSet, ImageFiles
 from metaaugment.data.batches import Batches, Reader, derived_seed, on_device, once
-from metaaugment.experiments.experiment import ORDER, VALIDATION_ORDER, Experiment, clipped, prepare
+from metaaugment.experiments.experiment import LOOKS, ORDER, VALIDATION_ORDER, Experiment, clipped, prepare
 from metaaugment.experiments.flags import check_agreement
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
@@ -21,6 +21,7 @@ from metaaugment.ops import find_space
 from metaaugment.training import folder as run_folder
 from metaaugment.training.evaluation import Score, evaluate
 from metaaugment.training.interruption import Interrupted
+from metaaugment.training.look import Look
 from metaaugment.training.machine import commit, machine
 from metaaugment.training.progress import Bar, Lines, TensorBoard, duration
 from metaaugment.training.schedule import cosine
@@ -86,6 +87,7 @@ def trainer(
         on_device(data.val, device), min(recipe.policy_batch, len(data.val)),
         derived_seed(recipe.seed, VALIDATION_ORDER), device, reader,
     )  # fmt: skip
+    looked_at = Batches(batches.split, recipe.batch, derived_seed(recipe.seed, LOOKS), device, reader)
     half = place.precision == "bf16" or (place.precision is None and device.type == "cuda")
     precision = partial(torch.autocast, device.type, torch.bfloat16) if half else contextlib.nullcontext
     optimizer = SGD(
@@ -105,7 +107,7 @@ def trainer(
     phases = phases or experiment.phases()
     return Trainer(
         experiment.network, optimizer, phases, batches, validation, rate, out, identity, precision,
-        captured=place.capture and device.type == "cuda", watchers=watchers,
+        captured=place.capture and device.type == "cuda", watchers=watchers, look=Look(looked_at, data.classes),
     )  # fmt: skip
 
 

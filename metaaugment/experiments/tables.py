@@ -26,6 +26,7 @@ class Entry:
     changes: Mapping[str, Any] = field(default_factory=dict)
     paper: str = ""
     under: tuple[str, str] | None = None  # a row, and its entry
+    ablation: bool = False  # only to be compared within its ablations
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ def _fast() -> Entry:
     return Entry("metaaugment-fast", {"method": "metaaugment", **FAST})
 
 
+def _changed(name: str, **changes: Any) -> Entry:
+    """The fast joint training with something else in it."""
+    return Entry(f"fast-{name}", {"method": "metaaugment", **FAST, **changes}, ablation=True)
+
+
 def _mt(figure: str = "") -> Entry:
     return Entry("metaaugment-mt-fast", {"method": "metaaugment", "copies": 4, **FAST}, figure)
 
@@ -76,12 +82,23 @@ def _under(row: str, entry: str = "metaaugment-fast", figure: str = "") -> Entry
     return Entry(f"transfer-{network}", {"method": "metaaugment"}, figure, (row, entry))
 
 
+# The paper's ablations, of the fast joint training. The policy's rate grows with the steps between its updates.
+CHANGED = (
+    *(_changed(f"epsilon-{epsilon:g}", epsilon=epsilon) for epsilon in (0.0, 0.5, 1.0)),
+    _changed("no-embedding", policy_network="feature-policy"),
+    _changed("own-extractor", extractor="own"),
+    _changed("rejecting", policy_network="rejecting-policy-network"),
+    _changed("fixed-alpha", learn_alpha=False),
+    *(_changed(f"every-{every}", every=every, policy_lr=1e-3 * every) for every in (1, 4, 16)),
+)
+
 ROWS: dict[str, Row] = {
     row.recipe: row
     for row in (
         _row("digits", "digits"),
         _row(
             "omniglot-wrn-40-2", "table-3", _fast(), _mt(), _under("omniglot-wrn-40-2"), _under("omniglot-wrn-28-10"),
+            *CHANGED,
             baseline="85.86", randaugment="88.10", metaaugment="89.12 ± 0.10",
         ),
         _row(
@@ -116,12 +133,49 @@ ROWS: dict[str, Row] = {
 TABLES = tuple(dict.fromkeys(row.table for row in ROWS.values()))
 
 
+@dataclass(frozen=True)
+class Ablation:
+    """Entries of a row that differ in one thing."""
+
+    what: str
+    row: str
+    entries: tuple[str, ...]
+
+
+ABLATIONS: dict[str, Ablation] = {
+    f"ablation-{name}": Ablation(what, "omniglot-wrn-40-2", entries)
+    for name, what, entries in (
+        ("epsilon", "how much of the distribution over transformations is uniform: 0, 0.1, 0.5, 1",
+         ("fast-epsilon-0", "metaaugment-fast", "fast-epsilon-0.5", "fast-epsilon-1")),
+        ("embedding", "whether the policy sees the transformation", ("metaaugment-fast", "fast-no-embedding")),
+        ("extractor", "whether the policy sees through the task network or through one of its own",
+         ("metaaugment-fast", "fast-own-extractor")),
+        ("rejection", "whether samples below the mean weight are left out", ("metaaugment-fast", "fast-rejecting")),
+        ("alpha", "whether the inner step size is learned", ("metaaugment-fast", "fast-fixed-alpha")),
+        ("every", "steps from one policy update to the next: 1, 4, 8, 16",
+         ("fast-every-1", "fast-every-4", "metaaugment-fast", "fast-every-16")),
+        ("copies", "transformations of each image: 1, 4", ("metaaugment-fast", "metaaugment-mt-fast")),
+    )
+}  # fmt: skip
+
+
 def find_rows(names: tuple[str, ...]) -> list[Row]:
-    """The rows of tables and rows by their names."""
+    """The rows of tables, rows and ablations by their names, each entry once; ablations only where they are named."""
     rows: dict[str, Row] = {}
     for name in names:
-        found = [row for row in ROWS.values() if name in (row.recipe, row.table)]
+        if name in ABLATIONS:
+            row, entries = ROWS[ABLATIONS[name].row], ABLATIONS[name].entries
+            found = [replace(row, entries=tuple(entry for entry in row.entries if entry.name in entries))]
+        else:
+            found = [
+                replace(row, entries=tuple(entry for entry in row.entries if not entry.ablation))
+                for row in ROWS.values() if name in (row.recipe, row.table)
+            ]  # fmt: skip
         if not found:
-            raise ValueError(f"unknown table or row {name!r}; choose of {', '.join((*TABLES, *ROWS))}")
-        rows |= {row.recipe: row for row in found}
+            choice = ", ".join((*TABLES, *ROWS, *ABLATIONS))
+            raise ValueError(f"unknown table, row or ablation {name!r}; choose of {choice}")
+        for row in found:
+            before = rows[row.recipe].entries if row.recipe in rows else ()
+            once = {entry.name: entry for entry in (*before, *row.entries)}
+            rows[row.recipe] = replace(row, entries=tuple(once.values()))
     return list(rows.values())

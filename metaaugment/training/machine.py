@@ -33,17 +33,20 @@ def machine(device: str) -> dict[str, str | int]:
 
 
 def commit() -> str | None:
-    """Of the code, where it runs from a checkout; with a + where it was changed since."""
+    """Of the code, where it runs from a checkout; with a + where it was changed since.
+
+    Code that was copied without its repository is told by METAAUGMENT_COMMIT.
+    """
     here = Path(__file__).parent
     git = ["git", "-C", str(here)]
     try:
         known = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True)
         if known.returncode:
-            return None
+            return os.environ.get("METAAUGMENT_COMMIT")
         head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run(
             [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True
         )
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("METAAUGMENT_COMMIT")
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

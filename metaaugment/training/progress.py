@@ -98,7 +98,7 @@ class TensorBoard:
 
     def ended_epoch(self, trainer: Trainer, row: Row) -> None:
         for name, value in row.items():
-            if name != "epoch" and value is not None:
+            if name != "epoch" and isinstance(value, int | float):
                 self.writer.add_scalar(name, value, row["epoch"])
         self.writer.flush()
 

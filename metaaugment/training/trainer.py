@@ -21,6 +21,7 @@ from metaaugment.training.checkpoint import Checkpoints
 from metaaugment.training.evaluation import evaluate
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Log, Row
+from metaaugment.training.look import Look
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Watcher(Protocol):
 
 
 class Trainer:
-    """Trains a network through phases, with a log row and a checkpoint an epoch.
+    """Trains a network through phases, with a log row an epoch, and a checkpoint where it does not cost too much.
 
     Args:
         network: the task network, on its device.
@@ -53,6 +54,7 @@ class Trainer:
         identity: what a checkpoint must agree on to be continued here; JSON.
         precision: makes the context of passes, `torch.autocast` for one.
         captured: whether steps are replayed as CUDA graphs.
+        look: keeps what is seen of a policy after each epoch.
     """
 
     def __init__(
@@ -68,11 +70,12 @@ class Trainer:
         precision: Callable[[], AbstractContextManager[object]],
         captured: bool = False,
         watchers: Sequence[Watcher] = (),
+        look: Look | None = None,
     ) -> None:
         self.network, self.optimizer, self.phases = network, optimizer, phases
         self.train, self.validation, self.rate = train, validation, rate
         self.folder, self.identity = folder, dict(identity)
-        self.precision, self.captured, self.watchers = precision, captured, watchers
+        self.precision, self.captured, self.watchers, self.look = precision, captured, watchers, look
         self.log, self.checkpoints = Log(folder / "log.jsonl"), Checkpoints(folder)
         self.epochs = sum(phase.epochs for phase in phases)
         self.epoch = 0  # finished ones
@@ -140,7 +143,8 @@ class Trainer:
             "seconds": self.seconds,
             "images_per_second": self.train.steps * self.train.batch * learner.copies / self.seconds,
         }
-        row = {key: value if math.isfinite(value) else None for key, value in row.items()}
+        row: Row = {key: value if math.isfinite(value) else None for key, value in row.items()}
+        row |= self._looked(self.epoch + 1)
         phase = self._phase(self.epoch)
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
         self.sums.zero_()
@@ -149,8 +153,19 @@ class Trainer:
             self._start_streams()
         # The row first: a run killed in between repeats the epoch, and the row with it.
         self.log.append(row)
-        self.save()
+        if self.checkpoints.due or self.epoch == self.epochs or self._phase(self.epoch) is not phase:
+            self.save()
         self._tell("ended_epoch", row)
+
+    def _looked(self, epoch: int) -> Row:
+        """What the policy does after an epoch: p, and how far the weights of a mini-batch spread."""
+        learner = self.learner
+        if self.look is None or getattr(learner.policy, "blind", False):
+            return {}
+        with self.precision():
+            row = self.look.take(learner, epoch, self.validation if epoch == self.epochs else None)
+        p: Tensor | None = getattr(learner.sampler, "probabilities", None)
+        return row if p is None else {**row, "probabilities": [[round(v, 6) for v in first] for first in p.tolist()]}
 
     @torch.no_grad()
     def _add(self, seen: Observation) -> None:
@@ -221,6 +236,7 @@ class Trainer:
             # Learning rates are functions of the step, so their groups hold nothing to be kept.
             "optimizers": {name: o.state_dict()["state"] for name, o in optimizers.items() if o is not None},
             "generators": generators,
+            "look": {} if self.look is None else self.look.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -229,6 +245,8 @@ class Trainer:
         self.learner, self.policy_optimizer = self._begin(self.epoch, None)
         self.learner.load_state_dict(state["learner"])
         self.sums.copy_(state["sums"])
+        if self.look is not None:
+            self.look.load_state_dict(state.get("look", {}))
         for name, optimizer in (("task", self.optimizer), ("policy", self.policy_optimizer)):
             if optimizer is not None:
                 entries = {int(key): value for key, value in state["optimizers"][name].items()}
@@ -258,8 +276,11 @@ def _lay_out(optimizer: Optimizer) -> None:
 
 
 def check_identity(file: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse to continue what was begun under other settings or on other data."""
-    for key in sorted(found.keys() | wanted.keys()):
+    """Refuse to continue what was begun under other settings or on other data.
+
+    What only one of them knows is a setting of another version of this program, which the other one has at its default.
+    """
+    for key in sorted(found.keys() & wanted.keys()):
         if key == "data" and found.get(key) != wanted.get(key):
             raise ValueError(
                 f"{file} is of a run on other data: images were added, removed or changed since; "

@@ -1,0 +1,159 @@
+"""A look at what the policy does: training samples after each epoch, augmented and weighted as in training.
+
+The run has it in its checkpoint; `look.safetensors` is an excerpt for others to read. What is looked at depends on the
+seed, the epoch and the network alone, and leaves no trace: a run is the same with and without it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from metaaugment.data.batches import Batches, derived_seed, once
+from metaaugment.learner import Learner
+from metaaugment.observation import Observation
+from metaaugment.ops import find_space
+from metaaugment.training.evaluation import evaluating
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+SAMPLES = {"small": 4096, "large": 512}  # kept at a time, of images up to 64 pixels, and of larger ones
+EXTREMES, CONTRASTS = 16, 8  # shown of the highest and of the lowest weights; of weights that go against the loss
+THUMBNAIL = 96  # pixels of a side that is shown, at most
+
+
+class Look:
+    """What was seen of the policy lately: one mini-batch an epoch, and many after the last one.
+
+    Args:
+        batches: of the training split, in an order of their own.
+        classes: names by label.
+    """
+
+    def __init__(self, batches: Batches, classes: Sequence[str]) -> None:
+        self.batches, self.classes = batches, list(classes)
+        self.seen: dict[str, Any] = {}
+
+    def take(self, learner: Learner, epoch: int, validation: Batches | None = None) -> dict[str, Any]:
+        """Look after an epoch, and give what the log keeps of it. With validation images, after the last one, look at
+        many samples, and find for those shown which image of another class is most like them."""
+        count = 1 if validation is None else self._many()
+        looks = self._looks(learner, epoch, count)
+        samples = _joined([_samples(look, epoch, place) for look, _, place in looks])
+        if not samples["weight"].isfinite().all():
+            return {"weights": None}
+        rows = chosen(samples["weight"], samples["loss"])
+        images = torch.cat([look.images for look, _, _ in looks])[rows]
+        originals = torch.cat([original for _, original, _ in looks])[rows]
+        before = {} if not self.seen else self.seen["samples"]
+        kept = {name: torch.cat([before[name], new])[-self._limit() :] if before else new[-self._limit() :]
+                for name, new in samples.items()}  # fmt: skip
+        shift = len(kept["weight"]) - len(samples["weight"])
+        self.seen = {
+            "epoch": epoch,
+            "space": find_space(learner.space).name,
+            "classes": self.classes,
+            "samples": kept,
+            "shown": {"sample": rows.cpu() + shift, "images": _small(images), "originals": _small(originals)},
+        }
+        if validation is not None:
+            self.seen["negatives"] = negatives(learner, images, samples["label"][rows.cpu()], validation)
+        weights = samples["weight"][: learner.copies * self.batches.batch]
+        quantiles = torch.quantile(weights, torch.tensor(QUANTILES, dtype=weights.dtype))
+        return {"weights": [round(value, 5) for value in quantiles.tolist()]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.seen
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.seen = dict(state)
+
+    def _looks(self, learner: Learner, epoch: int, count: int) -> list[tuple[Observation, Tensor, Tensor]]:
+        """Mini-batches as the learner sees them, with the images as they were, and their places in the split."""
+        steps, copies = self.batches.steps, learner.copies
+        start = epoch * steps
+        stream = self.batches.since(start)
+        looks = []
+        for step in range(start, start + count):
+            images, labels = next(stream)
+            place = self.batches.order(step // steps)[step % steps]
+            look = learner.look(images, labels, derived_seed(self.batches.seed, epoch, step))
+            looks.append((look, images.repeat_interleave(copies, 0), place.repeat_interleave(copies, 0)))
+        return looks
+
+    def _limit(self) -> int:
+        split = self.batches.split
+        side = max(split.images.shape[2:]) if hasattr(split, "images") else split.size  # type: ignore[union-attr]
+        return SAMPLES["small" if side <= 64 else "large"]
+
+    def _many(self) -> int:
+        """As many mini-batches as are kept, but no more than a quarter of an epoch."""
+        return max(1, min(self._limit() // self.batches.batch, self.batches.steps // 4))
+
+
+def chosen(weight: Float[Tensor, " n"], loss: Float[Tensor, " n"]) -> Int64[Tensor, " m"]:
+    """Which samples to show: the highest weights, the lowest, and those whose weight goes against their loss: high
+    losses among the lowest tenth of the weights, low losses among the highest."""
+    order = weight.argsort(stable=True)
+    tenth = max(CONTRASTS, len(order) // 10)
+    low, high = order[:tenth], order[-tenth:]
+    hard = low[loss[low].argsort(descending=True, stable=True)[:CONTRASTS]]
+    easy = high[loss[high].argsort(stable=True)[:CONTRASTS]]
+    return torch.cat([order.flip(0)[:EXTREMES], order[:EXTREMES], hard, easy])
+
+
+@torch.no_grad()
+def negatives(learner: Learner, images: Tensor, labels: Tensor, validation: Batches) -> dict[str, Tensor]:
+    """Of another class than each image, the validation image whose feature is most like its own, by the cosine."""
+    own = _features(learner, images)
+    best = torch.full((len(own),), -torch.inf, device=own.device)
+    pictures, names = images.clone(), labels.to(own.device)
+    wrong = names.clone()
+    for others, theirs in once(validation.split, validation.device, validation.reader):
+        likeness = own @ _features(learner, others).T
+        likeness[names[:, None] == theirs[None, :]] = -torch.inf
+        value, place = likeness.max(1)
+        better = value > best
+        best, wrong = torch.where(better, value, best), torch.where(better, theirs[place], wrong)
+        pictures[better] = others[place[better]]
+    return {"images": _small(pictures), "label": wrong.cpu(), "similarity": best.float().cpu()}
+
+
+def _features(learner: Learner, images: Tensor) -> Float[Tensor, "n d"]:
+    """Of length one, in evaluation mode."""
+    network = learner.network if learner.extractor is None else learner.extractor
+    with evaluating(network), learner.features.watched():
+        network(learner.prepare(images))
+    return F.normalize(learner.features.take().float())
+
+
+def _samples(look: Observation, epoch: int, place: Tensor) -> dict[str, Tensor]:
+    """What is kept of each sample; a weight of 1 is the mean."""
+    t, n = look.transformation, len(look.labels)
+    values = {
+        "epoch": torch.full((n,), epoch),
+        "place": place,
+        "label": look.labels,
+        "first": t.first,
+        "second": t.second,
+        "magnitudes": t.magnitudes,
+        "signs": t.signs,
+        "weight": n * look.weights.float(),
+        "output": look.outputs.float(),
+        "loss": look.losses.float(),
+    }
+    return {name: value.cpu() for name, value in values.items()}
+
+
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _small(images: Tensor) -> Tensor:
+    """On the CPU, and no larger than they are shown."""
+    side = max(images.shape[2:])
+    if side > THUMBNAIL:
+        images = F.interpolate(images.float(), scale_factor=THUMBNAIL / side, mode="area").round().to(torch.uint8)
+    return images.cpu()

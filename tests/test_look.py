@@ -1,0 +1,152 @@
+"""What is seen of a policy while it is learned, and that looking changes nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+import metaaugment as ma
+from metaaugment import sealed
+from metaaugment.data.batches import Batches, Reader, once
+from metaaugment.experiments import run
+from metaaugment.experiments.experiment import prepare
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
+from metaaugment.training import checkpoint
+from metaaugment.training.look import CONTRASTS, EXTREMES, QUANTILES, chosen, negatives
+from metaaugment.training.trainer import Trainer
+
+QUIET = Console(quiet=True)
+
+
+def trained(folder: Path, looks: bool = True, device: str = "cpu", **changes: object) -> Trainer:
+    recipe = replace(RECIPES["digits"](), epochs=3, per_class=10, batch=16, policy_batch=16, every=2, **changes)
+    place = Place(device=device)
+    trainer = run.trainer(prepare(recipe, place, QUIET), place, folder, Reader(), [])
+    trainer.look = trainer.look if looks else None
+    trainer.run()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    return trained(tmp_path_factory.mktemp("run"))
+
+
+def parameters(trainer: Trainer) -> list[Tensor]:
+    learned = (trainer.network, trainer.learner.policy)
+    return [value for module in learned for value in module.state_dict().values()]
+
+
+def test_a_run_is_the_same_without_it(looked_at: Trainer, tmp_path: Path) -> None:
+    blind = trained(tmp_path, looks=False)
+    assert all(torch.equal(a, b) for a, b in zip(parameters(looked_at), parameters(blind), strict=True))
+    timeless = [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in blind.log.rows]
+    assert all(row.items() <= whole.items() for row, whole in zip(timeless, looked_at.log.rows, strict=True))
+    assert not (tmp_path / checkpoint.LOOK).exists()
+
+
+def test_a_look_leaves_no_trace_and_repeats_itself(looked_at: Trainer) -> None:
+    learner = looked_at.learner
+    images, labels = next(looked_at.train.since(0))
+    assert learner.generator is not None
+    draws = learner.generator
+
+    def state() -> list[Tensor]:
+        live = (*parameters(looked_at), *learner.sampler.state_dict().values())
+        return [torch.get_rng_state(), draws.get_state(), *(value.clone() for value in live)]
+
+    before, steps = state(), learner.steps
+    first, second, other = (learner.look(images, labels, seed) for seed in (1, 1, 2))
+    assert learner.steps == steps
+    assert all(torch.equal(a, b) for a, b in zip(before, state(), strict=True))
+    assert torch.equal(first.images, second.images)
+    assert torch.equal(first.weights, second.weights)
+    assert not torch.equal(first.images, other.images)
+
+
+def test_what_the_file_holds(looked_at: Trainer) -> None:
+    look = sealed.load(looked_at.folder / checkpoint.LOOK, "look")
+    samples, shown = look["samples"], look["shown"]
+    assert look["epoch"] == 3
+    assert look["classes"] == [str(digit) for digit in range(10)]
+    # The labels, and the images before the transformation, are those of the split.
+    split = looked_at.train.split
+    assert torch.equal(split.labels[samples["place"]], samples["label"])
+    assert torch.equal(split.images[samples["place"][shown["sample"]]], shown["originals"])
+    # Weights of a mini-batch have the mean 1, and are the policy's outputs up to scale.
+    for weight, output in zip(samples["weight"].split(16), samples["output"].split(16), strict=True):
+        torch.testing.assert_close(weight, output / output.mean())
+    # What is shown was made by the transformation that stands beside it.
+    rows = shown["sample"]
+    t = ma.Transformation(*(samples[name][rows] for name in ("first", "second", "magnitudes", "signs")))
+    learner = looked_at.learner
+    plain = (t.first < 14) & (t.second < 14)
+    made = ma.apply(shown["originals"], t, learner.space, learner.fill)
+    assert plain.all()
+    assert torch.equal(made, shown["images"])
+
+
+def test_what_the_log_holds(looked_at: Trainer) -> None:
+    rows = looked_at.log.rows
+    for row in rows:
+        assert len(row["weights"]) == len(QUANTILES)
+        assert row["weights"] == sorted(row["weights"])
+        assert sum(map(sum, row["probabilities"])) == pytest.approx(1, abs=2e-4)
+    assert rows[-1]["probabilities"] != rows[0]["probabilities"]
+    look = sealed.load(looked_at.folder / checkpoint.LOOK, "look")
+    last = look["samples"]["weight"][look["samples"]["epoch"] == 3][:16]
+    assert rows[-1]["weights"][3] == pytest.approx(float(last.double().quantile(0.5)), abs=1e-5)
+
+
+def test_methods_without_a_policy_have_nothing_to_look_at(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, method="randaugment")
+    assert "weights" not in trainer.log.rows[-1]
+    assert not (tmp_path / checkpoint.LOOK).exists()
+
+
+def test_which_samples_are_shown() -> None:
+    weight = torch.arange(200.0).roll(50)
+    loss = torch.arange(200.0).flip(0)
+    rows = chosen(weight, loss)
+    high, low, hard, easy = rows.split([EXTREMES, EXTREMES, CONTRASTS, CONTRASTS])
+    assert weight[high].tolist() == list(range(199, 199 - EXTREMES, -1))
+    assert weight[low].tolist() == list(range(EXTREMES))
+    assert set(weight[hard].tolist()) <= set(range(20))
+    assert loss[hard].tolist() == sorted(loss[weight < 20].tolist(), reverse=True)[:CONTRASTS]
+    assert loss[easy].tolist() == sorted(loss[weight >= 180].tolist())[:CONTRASTS]
+
+
+def test_fewer_samples_than_are_shown() -> None:
+    assert sorted(set(chosen(torch.tensor([2.0, 1.0]), torch.tensor([0.0, 1.0])).tolist())) == [0, 1]
+
+
+@torch.no_grad()
+def test_the_hardest_negative_is_the_nearest_of_another_class(looked_at: Trainer) -> None:
+    learner, validation = looked_at.learner, looked_at.validation
+    images, labels = looked_at.train.split.images[:12], looked_at.train.split.labels[:12]
+    found = negatives(learner, images, labels, Batches(validation.split, 7, 0, validation.device))
+    network = looked_at.network.eval()
+    kept: list[Tensor] = []
+    hook = learner.features.layers[0].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    others = torch.cat([batch for batch, _ in once(validation.split, validation.device)])
+    for batch in (images, others):
+        network(learner.prepare(batch))
+    hook.remove()
+    network.train()
+    for i, feature in enumerate(kept[0]):
+        by_hand = torch.nn.functional.cosine_similarity(feature[None].double(), kept[1].double())
+        by_hand[validation.split.labels == labels[i]] = -2
+        assert float(found["similarity"][i]) == pytest.approx(float(by_hand.max()), abs=1e-5)
+        assert torch.equal(found["images"][i], others[by_hand.argmax()])
+        assert found["label"][i] == validation.split.labels[by_hand.argmax()]
+
+
+@pytest.mark.gpu
+def test_a_captured_run_is_the_same_without_it(tmp_path: Path) -> None:
+    runs = [trained(tmp_path / name, looks, "cuda") for name, looks in (("with", True), ("without", False))]
+    for a, b in zip(*map(parameters, runs), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-3)  # some of cuDNN's sums have no order
