@@ -6,7 +6,15 @@ from metaaugment.learner import Learner
 from metaaugment.networks import network
 from metaaugment.observation import Observation
 from metaaugment.ops import OPS, PAPER_OPS
-from metaaugment.policy import FeaturePolicy, PolicyNetwork, RejectingPolicy, UniformPolicy
+from metaaugment.policy import (
+    CluePolicy,
+    FeaturePolicy,
+    LabelPolicy,
+    PolicyNetwork,
+    RegressingPolicy,
+    RejectingPolicy,
+    UniformPolicy,
+)
 from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformSampler
 from metaaugment.transfer import LearnedPolicy
 from metaaugment.transformation import Transformation, apply
@@ -16,12 +24,15 @@ __version__ = "0.1.0"
 __all__ = [
     "OPS",
     "PAPER_OPS",
+    "CluePolicy",
     "FeaturePolicy",
     "IdentitySampler",
+    "LabelPolicy",
     "LearnedPolicy",
     "Learner",
     "Observation",
     "PolicyNetwork",
+    "RegressingPolicy",
     "RejectingPolicy",
     "Transformation",
     "TransformationSampler",

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from metaaugment.features import Features
-from metaaugment.policy import normalize
+from metaaugment.policy import normalize, seen_by
 
 
 class Frozen(nn.Module):
@@ -28,18 +28,21 @@ class Judge(Frozen):
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
         self.policy = policy
+        self.sees = seen_by(policy)
         self._freeze()
 
-    def forward(self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"]) -> Float[Tensor, " n"]:
+    def forward(
+        self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"], *evidence: Tensor
+    ) -> Float[Tensor, " n"]:
         dtype = next(self.policy.parameters()).dtype
-        return self.policy(features.to(dtype), embedding.to(dtype))
+        return self.policy(features.to(dtype), embedding.to(dtype), *evidence)
 
     def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         return getattr(self.policy, "normalize", normalize)(outputs)
 
 
 class Eyes(Frozen):
-    """The frozen network that a policy sees through: from images to features.
+    """The frozen network that a policy sees through; like any extractor it gives what that network says of the images.
 
     Inputs are first turned into (inputs − shift) · scale, where there is such a thing.
     """
@@ -64,7 +67,13 @@ class Eyes(Frozen):
         self.register_buffer("scale", scale, persistent=False)
         self._freeze()
 
-    def forward(self, inputs: Tensor) -> Float[Tensor, "n d"]:
+    def forward(self, inputs: Tensor) -> Tensor:
+        features, logits = self.view(inputs)
+        self.seen(features)
+        return logits
+
+    def view(self, inputs: Tensor) -> tuple[Float[Tensor, "n d"], Tensor]:
+        """The features of images, and what the network makes of them."""
         like = next(self.network.parameters())
         check_channels(inputs, self.channels)
         if inputs.device != like.device:
@@ -76,7 +85,7 @@ class Eyes(Frozen):
             inputs = (inputs - self.shift) * self.scale
         try:
             with self.features.watched():
-                self.network(inputs.to(like.dtype))
+                logits = self.network(inputs.to(like.dtype))
         except (RuntimeError, AssertionError) as error:
             height, width = inputs.shape[-2:]
             if (height, width) == self.size or isinstance(error, torch.OutOfMemoryError):
@@ -85,7 +94,7 @@ class Eyes(Frozen):
                 f"the policy's extractor fails on images of {height} by {width} pixels ({first_line(error)}); it was "
                 f"learned with {self.size[0]} by {self.size[1]}: resize the images, or use policy.sampler_only()"
             ) from error
-        return self.seen(self.features.take())
+        return self.features.take(), logits
 
 
 class Seen(nn.Linear):

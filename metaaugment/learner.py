@@ -30,7 +30,7 @@ from metaaugment.hypergradient import (
 )
 from metaaugment.observation import Observation, check_batch, check_labels, check_losses
 from metaaugment.ops import Space
-from metaaugment.policy import normalize
+from metaaugment.policy import evidence, normalize
 from metaaugment.replay import Replay
 from metaaugment.transformation import Transformation, apply
 
@@ -75,6 +75,8 @@ class Learner:
         prepare: uint8 to what the network takes, for training and validation; division by 255 if not given.
         generator: where transformations are drawn from; torch's own if not given.
         space, fill: of the transformations, as in `apply`.
+        part: a larger validation batch is gone through in parts of at most this many images, whose gradients are
+            averaged: its size then costs time but no memory.
     """
 
     def __init__(
@@ -97,10 +99,11 @@ class Learner:
         *,
         space: str | Space = "metaaugment",
         fill: int | Sequence[int] = 0,
+        part: int | None = None,
     ) -> None:
         if route not in ROUTES:
             raise ValueError(f"unknown route {route!r}; choose one of {', '.join(ROUTES)}")
-        for name, value in (("every", every), ("copies", copies)):
+        for name, value in (("every", every), ("copies", copies), ("part", 1 if part is None else part)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
         if not 0 <= alpha < math.inf:
@@ -127,6 +130,7 @@ class Learner:
         self.generator = generator or self._default_generator()
         self.space = space
         self.fill = fill
+        self.part = part
         self.features = Features(bare(network) if extractor is None else extractor, features)
         self.alpha = nn.Parameter(torch.tensor(alpha, dtype=like.dtype, device=like.device))
         self.steps = 0
@@ -182,11 +186,16 @@ class Learner:
         if self.extractor is not None:
             eyes = Replay(self.device, "extractor")
             with eyes.first(), self.features.watched():
-                self.extractor(inputs)
+                said = self.extractor(inputs)
+        else:
+            said = logits
         features = self.features.take().to(self.alpha.dtype)
         features = features if self.extractor is not None else features.detach()
-        outputs, weights = self._judge(features, t)
-        return Observation(images, labels, t, features, outputs, weights, losses, logits, inputs, replay, buffers, eyes)
+        more = evidence(self.policy, said, labels)
+        outputs, weights = self._judge(features, t, more)
+        return Observation(
+            images, labels, t, features, outputs, weights, losses, logits, inputs, replay, buffers, eyes, more
+        )
 
     @property
     def due(self) -> bool:
@@ -216,7 +225,7 @@ class Learner:
         training = Pass(network, self.parameters, seen.logits, self._again(seen), self._losses_of(seen), precision)
         seen.alignment = self.route(training, v)
         learned = self.policy_parameters()
-        loss = outer_loss(self.alpha, seen.weights, seen.alignment)
+        loss = self._outer_loss(seen)
         gradients = filled(torch.autograd.grad(loss, learned, allow_unused=True), learned)
         add_up(gradients)
         if self._finite(gradients):
@@ -296,12 +305,20 @@ class Learner:
 
     # -- the parts of a step ----------------------------------------------------------------------------------------
 
-    def _judge(self, features: Tensor, t: Transformation) -> tuple[Tensor, Tensor]:
+    def _outer_loss(self, seen: Observation) -> Tensor:
+        """What θ and α are learned by, once the alignment is there."""
+        assert seen.alignment is not None
+        objective = getattr(self.policy, "objective", None)
+        if objective is None:
+            return outer_loss(self.alpha, seen.weights, seen.alignment)
+        return outer_loss(self.alpha, seen.weights.detach(), seen.alignment) + objective(seen.outputs, seen.alignment)
+
+    def _judge(self, features: Tensor, t: Transformation, more: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """The policy's outputs P and weights V, in the policy's own precision."""
         with torch.autocast(self.device.type, enabled=False):
             blind = getattr(self.policy, "blind", False)
             embedding = features.new_empty(len(t), 0) if blind else embed(t).to(features.dtype)
-            outputs = self.policy(features, embedding)
+            outputs = self.policy(features, embedding, *more)
             if outputs.shape != (len(t),):
                 raise ValueError(
                     f"the policy gives {tuple(outputs.shape)} for {len(t)} samples; it must give one number each"
@@ -310,12 +327,13 @@ class Learner:
 
     @torch.no_grad()
     def _judge_again(self, seen: Observation) -> Tensor:
-        features = seen.features
+        features, more = seen.features, seen.evidence
         if self.extractor is not None and seen.eyes is not None:
             with seen.eyes.again(), undisturbed(self.extractor), self.features.watched():
-                self.extractor(seen.inputs)
+                said = self.extractor(seen.inputs)
             features = self.features.take().to(self.alpha.dtype)
-        return self._judge(features, seen.transformation)[1]
+            more = evidence(self.policy, said, seen.labels)
+        return self._judge(features, seen.transformation, more)[1]
 
     def _again(self, seen: Observation) -> Callable[[Callable[..., Tensor]], Tensor]:
         """The training pass once more, for the routes: the logits of the same images under another network."""
@@ -336,16 +354,21 @@ class Learner:
     def _validation_gradient(self, seen: Observation, images: Tensor, labels: Tensor) -> list[Tensor]:
         """v = ∇ L_val at the parameters as they are now, with batch statistics as in training."""
         network, replay = bare(self.network), seen.replay
-        with (
-            at_expectation(network),
-            torch.autocast(self.device.type, replay.precision, replay.autocast, cache_enabled=False),
-        ):
-            losses = self._losses(network(self.prepare(images)), labels, "validation")
+        w = list(self.parameters.values())
         # Each process has its share of the validation batch; the sum over them is the mean over the whole.
-        share = torch.ones_like(losses) / total(torch.full_like(losses[0].detach(), len(losses)))
-        return filled(
-            inner_gradient(losses, share, self.parameters, retain_graph=False), list(self.parameters.values())
-        )
+        count = total(torch.full_like(self.alpha.detach(), len(images)))
+        v: list[Tensor] = []
+        parts = 1 if self.part is None else -(-len(images) // self.part)
+        for some, theirs in zip(images.chunk(parts), labels.chunk(parts), strict=True):
+            with (
+                at_expectation(network),
+                torch.autocast(self.device.type, replay.precision, replay.autocast, cache_enabled=False),
+            ):
+                losses = self._losses(network(self.prepare(some)), theirs, "validation")
+            share = torch.ones_like(losses) / count.to(losses.dtype)
+            own = filled(inner_gradient(losses, share, self.parameters, retain_graph=False), w)
+            v = list(torch._foreach_add(v, own)) if v else own
+        return v
 
     def _buffers(self) -> Buffers:
         """Copies of what a pass may read and write; a repeated pass starts from them."""

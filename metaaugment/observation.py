@@ -27,6 +27,7 @@ class Observation:
     replay: Replay = field(repr=False)
     buffers: Buffers = field(repr=False)  # of the network, from before its pass
     eyes: Replay | None = field(default=None, repr=False)  # the pass of an extractor of the policy's own
+    evidence: tuple[Tensor, ...] = field(default=(), repr=False)  # what the policy saw besides
     alignment: Float[Tensor, " n"] | None = None  # s, on steps that update the policy
     policy_moved: bool = False  # since the weights were computed
     gradient: list[Tensor | None] | None = field(default=None, repr=False)  # Eq. 2's, where it stands in for Eq. 4's

@@ -1,18 +1,25 @@
 """The augmentation policy network P(f(T(x)), e(T); θ), and how its outputs become the weights of a mini-batch.
 
-A policy is any module from features [n, d] and embeddings [n, 28] to positive outputs [n]. One that turns them into
-weights in its own way has a method `normalize`; one that does not look at transformations says `blind = True`, and
-functions that have no embedding may then be drawn.
+A policy is any module from features [n, d] and embeddings [n, 28] to positive outputs [n]. What it may have besides:
+
+- `sees`: names in `EVIDENCE` of what it is handed further, behind the embedding;
+- `normalize`: its own way to turn outputs into weights;
+- `objective`: its own way to learn from the alignment, in place of the gradient of Eq. 3;
+- `blind = True`: it does not look at transformations, and functions that have no embedding may be drawn.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from metaaugment.distributed import total
 from metaaugment.embedding import K
+
+Head = Callable[[Tensor], Tensor]
 
 
 def normalize(outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -21,51 +28,83 @@ def normalize(outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 class PolicyNetwork(nn.Module):
-    """Embedding and feature each through a layer of 100 and ReLU, then together to one sigmoid output (Sec. 4)."""
+    """Embedding and feature each through a layer of 100 and ReLU, then together to one sigmoid output (Sec. 4).
 
-    def __init__(self, feature_dim: int, hidden: int = 100) -> None:
+    Args:
+        feature_dim: how many numbers a feature has.
+        hidden: units of each layer.
+        head: from the last layer to positive numbers; `torch.exp` cannot saturate.
+    """
+
+    sees: tuple[str, ...] = ()
+
+    def __init__(self, feature_dim: int, hidden: int = 100, head: Head = torch.sigmoid) -> None:
         super().__init__()
+        self.head = head
         self.embedding = nn.Linear(2 * K, hidden)
         self.feature = nn.Linear(feature_dim, hidden)
         self.output = nn.Linear(2 * hidden, 1)
 
-    def forward(self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"]) -> Float[Tensor, " n"]:
+    def forward(
+        self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"], *evidence: Tensor
+    ) -> Float[Tensor, " n"]:
         check_features(features, self.feature)
-        both = torch.cat([self.embedding(embedding).relu(), self.feature(features).relu()], dim=1)
-        return self.output(both).sigmoid().squeeze(1)
+        parts = [self.embedding(embedding), self.feature(features), *self.further(*evidence)]
+        return self.head(self.output(torch.cat(parts, dim=1).relu())).squeeze(1)
+
+    def further(self, *evidence: Tensor) -> list[Tensor]:
+        """What joins embedding and feature, before ReLU."""
+        return []
+
+
+class CluePolicy(PolicyNetwork):
+    """The policy network, which also sees how sure the network is of the sample's label; ours, not the paper's."""
+
+    sees = ("clues",)
+
+    def __init__(self, feature_dim: int, hidden: int = 100, head: Head = torch.sigmoid) -> None:
+        super().__init__(feature_dim, hidden, head)
+        self.clues = nn.Linear(3, hidden)
+        self.output = nn.Linear(3 * hidden, 1)
+
+    def further(self, *evidence: Tensor) -> list[Tensor]:
+        return [self.clues(evidence[0].to(self.clues.weight.dtype))]
+
+
+class LabelPolicy(CluePolicy):
+    """The same, which also sees the label itself, as an embedding: many classes cost nothing."""
+
+    sees = ("clues", "labels")
+
+    def __init__(
+        self, feature_dim: int, hidden: int = 100, head: Head = torch.sigmoid, num_classes: int = 1000
+    ) -> None:
+        super().__init__(feature_dim, hidden, head)
+        self.label = nn.Embedding(num_classes, hidden)
+        self.output = nn.Linear(4 * hidden, 1)
+
+    def further(self, *evidence: Tensor) -> list[Tensor]:
+        clues, labels = evidence
+        if labels.device.type == "cpu" and len(labels) and int(labels.max()) >= self.label.num_embeddings:
+            raise ValueError(
+                f"a label is {int(labels.max())}, but the policy knows {self.label.num_embeddings} classes; "
+                "use it on the classes that it was learned with"
+            )
+        return [*super().further(clues), self.label(labels)]
 
 
 class FeaturePolicy(nn.Module):
     """The policy network without the embedding's branch: the paper's ablation "o.TE"."""
 
-    def __init__(self, feature_dim: int, hidden: int = 100) -> None:
+    def __init__(self, feature_dim: int, hidden: int = 100, head: Head = torch.sigmoid) -> None:
         super().__init__()
+        self.head = head
         self.feature = nn.Linear(feature_dim, hidden)
         self.output = nn.Linear(hidden, 1)
 
     def forward(self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"]) -> Float[Tensor, " n"]:
         check_features(features, self.feature)
-        return self.output(self.feature(features).relu()).sigmoid().squeeze(1)
-
-
-class RejectingPolicy(nn.Module):
-    """Another policy, whose samples below the mean of the mini-batch get no weight: an ablation of the paper's.
-
-    What the sampler sees are the other policy's outputs, unchanged.
-    """
-
-    def __init__(self, policy: nn.Module) -> None:
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"]) -> Float[Tensor, " n"]:
-        return self.policy(features, embedding)
-
-    def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        count = total(torch.full_like(outputs[0], len(outputs)))
-        mean = total(outputs.detach().sum()) / count
-        # The mean of equal numbers may be rounded to above them.
-        return normalize(outputs * (outputs >= mean * (1 - 8 * torch.finfo(mean.dtype).eps)))
+        return self.head(self.output(self.feature(features).relu())).squeeze(1)
 
 
 class UniformPolicy(nn.Module):
@@ -77,13 +116,89 @@ class UniformPolicy(nn.Module):
         return embedding.new_ones(len(embedding))
 
 
-# Policies by their names, in recipes and in policy files: each for so many features and hidden units.
-POLICIES: dict[str, Callable[..., nn.Module]] = {
-    "policy-network": PolicyNetwork,
-    "feature-policy": FeaturePolicy,
-    "rejecting-policy-network": lambda feature_dim, hidden=100: RejectingPolicy(PolicyNetwork(feature_dim, hidden)),
-    "rejecting-feature-policy": lambda feature_dim, hidden=100: RejectingPolicy(FeaturePolicy(feature_dim, hidden)),
-}
+# -- a policy around another one ---------------------------------------------------------------------------------------
+
+
+class RejectingPolicy(nn.Module):
+    """Another policy, whose samples below the mean of the mini-batch get no weight: an ablation of the paper's.
+
+    What the sampler sees are the other policy's outputs, unchanged.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+        self.sees = seen_by(policy)
+
+    def forward(
+        self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"], *evidence: Tensor
+    ) -> Float[Tensor, " n"]:
+        return self.policy(features, embedding, *evidence)
+
+    def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        count = total(torch.full_like(outputs[0], len(outputs)))
+        mean = total(outputs.detach().sum()) / count
+        # The mean of equal numbers may be rounded to above them.
+        return normalize(outputs * (outputs >= mean * (1 - 8 * torch.finfo(mean.dtype).eps)))
+
+
+class RegressingPolicy(nn.Module):
+    """Another policy, which learns to predict the alignment itself; a sample's weight grows with what is predicted.
+
+    The logarithm of the other policy's output is the prediction, in deviations of the mini-batch: one target a sample
+    and step, where Eq. 3 has one number a step. The weights that lower the validation loss most grow with the expected
+    alignment, so nothing else has to be known of it.
+
+    Args:
+        policy: one whose outputs are not bounded, with the head `torch.exp`.
+        sharpness: by how much the logarithm of a weight grows with each deviation.
+    """
+
+    def __init__(self, policy: nn.Module, sharpness: float = 1.0) -> None:
+        super().__init__()
+        if not 0 < sharpness < math.inf:
+            raise ValueError(f"sharpness is {sharpness:g}; it must be above 0")
+        self.policy = policy
+        self.sees = seen_by(policy)
+        self.sharpness: Tensor
+        self.register_buffer("sharpness", torch.tensor(float(sharpness)))
+
+    def forward(
+        self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"], *evidence: Tensor
+    ) -> Float[Tensor, " n"]:
+        return self.policy(features, embedding, *evidence).pow(self.sharpness)
+
+    def objective(self, outputs: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
+        """The mean square error of the predictions over the global mini-batch, of which this is a process's share."""
+        s = alignment.detach()
+        count = total(torch.full_like(s[0], len(s)))
+        s = s - total(s.sum()) / count
+        deviation = (total(s.square().sum()) / count).sqrt().clamp(min=torch.finfo(s.dtype).tiny)
+        return (outputs.log() / self.sharpness - s / deviation).square().sum() / count
+
+
+# -- what a policy is handed -------------------------------------------------------------------------------------------
+
+
+def clues(logits: Float[Tensor, "n c"], labels: Int[Tensor, " n"]) -> Float[Tensor, "n 3"]:
+    """Loss, probability of the label and entropy of each sample, all of order one: log(1 + loss), p, H / log c."""
+    known = F.log_softmax(logits.detach().float(), dim=1)
+    loss = -known.gather(1, labels[:, None]).squeeze(1)
+    entropy = -(known.exp() * known).sum(1) / math.log(logits.shape[1])
+    return torch.stack([loss.log1p(), (-loss).exp(), entropy], dim=1)
+
+
+EVIDENCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"clues": clues, "labels": lambda logits, labels: labels}
+
+
+def seen_by(policy: nn.Module) -> tuple[str, ...]:
+    """Names of the evidence that a policy is handed besides feature and embedding."""
+    return getattr(policy, "sees", ())
+
+
+def evidence(policy: nn.Module, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    """What a policy is handed besides feature and embedding, out of what the network says of the sample."""
+    return tuple(EVIDENCE[name](logits, labels) for name in seen_by(policy))
 
 
 def check_features(features: Tensor, layer: nn.Linear) -> None:
@@ -92,3 +207,53 @@ def check_features(features: Tensor, layer: nn.Linear) -> None:
             f"the network's features have {features.shape[1]} numbers, but the policy takes {layer.in_features}; "
             f"build it with feature_dim={features.shape[1]}, or name another layer with features="
         )
+
+
+# -- policies by name, in recipes and in policy files ------------------------------------------------------------------
+
+KINDS: dict[str, Callable[..., nn.Module]] = {
+    "policy-network": PolicyNetwork,
+    "feature-policy": FeaturePolicy,
+    "clue-policy": CluePolicy,
+    "label-policy": LabelPolicy,
+}
+# What may stand before the name of a kind.
+HEADS: dict[str, Head] = {"": torch.sigmoid, "exponential-": torch.exp}
+WRAPPERS: dict[str, Callable[..., nn.Module]] = {"rejecting-": RejectingPolicy, "regressing-": RegressingPolicy}
+POLICIES = tuple(
+    wrapper + head + kind
+    for wrapper in ("", *WRAPPERS) for head in HEADS for kind in KINDS
+    if wrapper != "regressing-" or head  # a prediction must not be bounded
+)  # fmt: skip
+
+
+def build(
+    name: str, feature_dim: int, hidden: int = 100, num_classes: int | None = None, sharpness: float = 1.0
+) -> nn.Module:
+    """A policy by its name in `POLICIES`."""
+    if name not in POLICIES:
+        raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(POLICIES)}")
+    wrapper = next((prefix for prefix in WRAPPERS if name.startswith(prefix)), "")
+    head = "exponential-" if "exponential-" in name else ""
+    kind = name.removeprefix(wrapper).removeprefix(head)
+    classes = {"num_classes": num_classes} if kind == "label-policy" and num_classes is not None else {}
+    policy = KINDS[kind](feature_dim, hidden, HEADS[head], **classes)
+    if wrapper == "rejecting-":
+        return RejectingPolicy(policy)
+    return RegressingPolicy(policy, sharpness) if wrapper else policy
+
+
+def name_of(policy: nn.Module) -> str | None:
+    """The name in `POLICIES` of what a policy is; None where it has none."""
+    for prefix, wrapper in WRAPPERS.items():
+        if type(policy) is wrapper:
+            inner = name_of(policy.policy)  # type: ignore[arg-type]
+            return None if inner is None or (name := prefix + inner) not in POLICIES else name
+    kinds = [name for name, kind in KINDS.items() if type(policy) is kind]
+    heads = [name for name, head in HEADS.items() if getattr(policy, "head", None) is head]
+    return heads[0] + kinds[0] if kinds and heads else None
+
+
+def innermost(policy: nn.Module) -> nn.Module:
+    """The policy inside those around it."""
+    return innermost(policy.policy) if type(policy) in WRAPPERS.values() else policy  # type: ignore[arg-type]

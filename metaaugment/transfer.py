@@ -26,7 +26,18 @@ from metaaugment.learner import Learner
 from metaaugment.networks import NETWORKS
 from metaaugment.networks import network as build_network
 from metaaugment.ops import PAPER_OPS, SPACES, Space, find_space
-from metaaugment.policy import POLICIES, RejectingPolicy, UniformPolicy, check_features, normalize
+from metaaugment.policy import (
+    POLICIES,
+    WRAPPERS,
+    UniformPolicy,
+    check_features,
+    evidence,
+    innermost,
+    name_of,
+    normalize,
+    seen_by,
+)
+from metaaugment.policy import build as build_policy
 from metaaugment.sampler import FixedSampler, UniformSampler
 from metaaugment.transformation import FLOAT_TYPES, Transformation, apply
 
@@ -117,38 +128,47 @@ class LearnedPolicy:
 
     # -- use --------------------------------------------------------------------------------------------------------
 
-    def augment(self, images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Float[Tensor, " n"]]:
+    def augment(
+        self, images: Tensor, labels: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Float[Tensor, " n"]]:
         """Augmented images, and the weights of their losses, which sum to 1 over the global mini-batch.
 
         Images are uint8 [n, c, h, w], or floating point in [0, 1], as for `apply`, and of any size that the extractor
-        takes; those returned are of the same kind.
+        takes; those returned are of the same kind. Labels are for policies that look at them (`needs_labels`).
         """
         self._check_images(images)
+        self._check_labels(images, labels)
         transformation = self.sample(len(images), generator).to(images.device)
         images = apply(images, transformation, self.space, self.source.fill)
-        return images, self.weights(images, transformation)
+        return images, self.weights(images, transformation, labels)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
         """n transformations: functions by p, magnitudes uniform."""
         return self.sampler.sample(n, generator)
 
-    def weights(self, images: Tensor, transformation: Transformation) -> Float[Tensor, " n"]:
+    def weights(
+        self, images: Tensor, transformation: Transformation, labels: Tensor | None = None
+    ) -> Float[Tensor, " n"]:
         """V = P / ΣP of images that are augmented already, over the global mini-batch."""
-        outputs = self.outputs(images, transformation)
+        outputs = self.outputs(images, transformation, labels)
         return normalize(outputs) if self.judge is None else self.judge.normalize(outputs)
 
     @torch.no_grad()
-    def outputs(self, images: Tensor, transformation: Transformation) -> Float[Tensor, " n"]:
+    def outputs(
+        self, images: Tensor, transformation: Transformation, labels: Tensor | None = None
+    ) -> Float[Tensor, " n"]:
         """P, raw, of images that are augmented already; 1 where there is p alone."""
         self._check_images(images)
+        self._check_labels(images, labels)
         if len(images) != len(transformation):
             raise ValueError(f"{len(images)} images but {len(transformation)} transformations; give each image one")
         if self.judge is None or self.eyes is None:
             return torch.ones(len(images), device=images.device, dtype=torch.float32)
         layout = torch.channels_last if images.device.type == "cuda" else torch.contiguous_format
-        features = self.eyes(_pixels(images).to(memory_format=layout))
+        features, logits = self.eyes.view(_pixels(images).to(memory_format=layout))
         with torch.autocast(images.device.type, enabled=False):
-            return self.judge(features, embed(transformation.to(images.device)))
+            more = () if labels is None else evidence(self.judge, logits, labels)
+            return self.judge(features, embed(transformation.to(images.device)), *more)
 
     def parts(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
@@ -199,6 +219,11 @@ class LearnedPolicy:
         return self.sampler.probabilities
 
     @property
+    def needs_labels(self) -> bool:
+        """Whether it looks at the labels of images."""
+        return self.judge is not None and bool(seen_by(self.judge))
+
+    @property
     def space(self) -> Space:
         return self.source.space
 
@@ -244,6 +269,21 @@ class LearnedPolicy:
         if images.ndim != 4 or len(images) == 0:
             raise ValueError(f"images has shape {tuple(images.shape)}; a batch is [n, channels, height, width], n > 0")
         check_channels(images, self.source.channels)
+
+    def _check_labels(self, images: Tensor, labels: Tensor | None) -> None:
+        if not self.needs_labels:
+            return
+        if not isinstance(labels, Tensor) or labels.shape != (len(images),) or labels.is_floating_point():
+            found = "none" if labels is None else getattr(labels, "shape", type(labels).__name__)
+            raise ValueError(
+                f"the policy looks at labels, and got {found} for {len(images)} images; give one whole number each, "
+                "policy.augment(images, labels), or use its p alone: policy.sampler_only()"
+            )
+        if labels.device.type == "cpu" and not ((labels >= 0) & (labels < self.source.num_classes)).all():
+            raise ValueError(
+                f"a label is {int(labels.max() if labels.min() >= 0 else labels.min())}, but the policy was learned "
+                f"with {self.source.num_classes} classes; use it on these, or use its p alone: policy.sampler_only()"
+            )
 
     # -- the file ---------------------------------------------------------------------------------------------------
 
@@ -297,7 +337,7 @@ class LearnedPolicy:
         if isinstance(learner.policy, UniformPolicy):
             return cls(p, source, provenance=provenance)
         theta, w = learner.policy.state_dict(), seen_through.state_dict()
-        policy = _fitted(_empty_policy(policy_name(learner.policy), theta), theta, "theta")
+        policy = _fitted(_empty_policy(policy_name(learner.policy), theta, num_classes), theta, "theta")
         empty = _empty_extractor(source, seen_through if network_name is None else None)
         return cls(p, source, policy, _fitted(empty, w, "w"), provenance)
 
@@ -389,11 +429,9 @@ def space_hash(space: Space) -> str:
 
 def policy_name(policy: nn.Module) -> str:
     """The name in `POLICIES` of what a policy is."""
-    if type(policy) is RejectingPolicy:
-        return f"rejecting-{policy_name(policy.policy)}"
-    for name, kind in POLICIES.items():
-        if type(policy) is kind:
-            return name
+    name = name_of(policy)
+    if name is not None:
+        return name
     raise ValueError(
         f"a policy of class {type(policy).__name__} has no place in a file; it holds {', '.join(POLICIES)}"
     )
@@ -417,7 +455,7 @@ def _from_tree(tree: Mapping[str, Any], extractor: nn.Module | None, space: Spac
         if extractor is not None:
             raise Foreign("it holds p alone, and looks through no network; leave extractor= away")
         return LearnedPolicy(tree["p"], source, provenance=tree["provenance"])
-    policy = _fitted(_empty_policy(tree["policy"], tree["theta"]), tree["theta"], "theta")
+    policy = _fitted(_empty_policy(tree["policy"], tree["theta"], source.num_classes), tree["theta"], "theta")
     network = _empty_extractor(source, extractor)
     try:
         network = _fitted(network, tree["w"], "w")
@@ -441,15 +479,16 @@ def _space_of(recorded: Mapping[str, str], given: Space | None) -> Space:
     return space
 
 
-def _empty_policy(name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
+def _empty_policy(name: str, tensors: Mapping[str, Tensor], num_classes: int) -> nn.Module:
     """A policy of the size of these tensors, without memory of its own."""
     if name not in POLICIES:
         raise Foreign(f"unknown policy {name!r}; this version of metaaugment has {', '.join(POLICIES)}")
-    weight = tensors.get("policy.feature.weight" if name.startswith("rejecting-") else "feature.weight")
+    wrapped = any(name.startswith(prefix) for prefix in WRAPPERS)
+    weight = tensors.get("policy.feature.weight" if wrapped else "feature.weight")
     if weight is None or weight.ndim != 2:
         raise ValueError("the tensor feature.weight of the policy is missing, or no matrix")
     with torch.device("meta"):
-        return POLICIES[name](weight.shape[1], weight.shape[0]).float()
+        return build_policy(name, weight.shape[1], weight.shape[0], num_classes).float()
 
 
 def _empty_extractor(source: Source, own: nn.Module | None) -> nn.Module:
@@ -598,8 +637,7 @@ def _colors(fill: int | Sequence[int], channels: int) -> tuple[int, ...]:
 
 
 def _feature_layer(policy: nn.Module) -> nn.Linear:
-    inner = policy.policy if isinstance(policy, RejectingPolicy) else policy
-    return inner.feature  # type: ignore[return-value]
+    return innermost(policy).feature  # type: ignore[return-value]
 
 
 def _count(module: nn.Module) -> int:

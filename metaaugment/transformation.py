@@ -133,7 +133,7 @@ def apply(
         fill: the value in 0 … 255, or one a channel, of what geometric functions uncover and Cutout covers.
 
     Returns:
-        New images of the same shape, dtype and device: on uint8 what Pillow gives, bit for bit. On CUDA the host does
+        New images of the same shape, dtype and device; on uint8 what Pillow gives, bit for bit. On CUDA the host does
         not wait for the device; after a first call for warming up, a call can be captured in a CUDA graph.
     """
     space = find_space(space)

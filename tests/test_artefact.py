@@ -29,7 +29,7 @@ def test_it_augments_and_weighs_characters() -> None:
     for place in range(64):
         images[place, :, 4 + place % 20, 6:26] = 255
         images[place, :, 5:27, 4 + place % 23] = 255
-    augmented, weights = policy.augment(images, torch.Generator().manual_seed(0))
+    augmented, weights = policy.augment(images, generator=torch.Generator().manual_seed(0))
     assert augmented.shape == images.shape
     assert float(weights.sum()) == pytest.approx(1)
     assert float(weights.std()) > 0.02 / 64

@@ -629,7 +629,8 @@ def test_a_step_of_hugging_faces_trainer(accumulated: int, tmp_path: Path) -> No
     arguments = {"gradient_accumulation_steps": accumulated}
     trainer = hf_trainer(tmp_path, seeded, arguments, train_dataset=Rows(N * accumulated))
     order = []
-    trainer.policy.augment, augment = lambda images: order.append(images) or augment(images), trainer.policy.augment
+    augment = trainer.policy.augment
+    trainer.policy.augment = lambda images, labels: order.append(images) or augment(images, labels)
     trainer.train()
     assert len(order) == accumulated
     network, rows = hf_network(hf_model()), Rows(N * accumulated)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import metaaugment as ma
 from metaaugment.features import Features
+from metaaugment.policy import build, clues, normalize
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 CLASSES = 5
@@ -394,6 +395,7 @@ MISTAKES = {
     "unknown route": (lambda: learner(route="magic"), r"unknown route 'magic'; choose one of difference, forward"),
     "every": (lambda: learner(every=0), r"every is 0; it must be a whole number of at least 1"),
     "copies": (lambda: learner(copies=0), r"copies is 0; it must be a whole number of at least 1"),
+    "part": (lambda: learner(part=0), r"part is 0; it must be a whole number of at least 1"),
     "alpha": (lambda: learner(alpha=-1.0), r"alpha is -1; a step size starts at 0 or above"),
     "alpha that is no number": (lambda: learner(alpha=math.nan), r"alpha is nan"),
     "every that is no number": (lambda: learner(every=2.5), r"every is 2.5"),
@@ -442,6 +444,58 @@ def test_a_wrong_validation_batch_is_named_and_changes_nothing(batch: tuple[Tens
         joint.policy_backward(seen, *batch)
     assert same(before, joint.network.state_dict())
     assert all(p.grad is None for p in joint.policy_parameters())
+
+
+# -- what the policy sees, and how it learns ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lagged", [False, True])
+@pytest.mark.parametrize("name", ["clue-policy", "exponential-label-policy", "rejecting-clue-policy"])
+def test_a_policy_that_sees_more_learns_by_the_same_equation(name: str, lagged: bool) -> None:
+    """The gradient of the outer loss, by hand from what the observation holds."""
+    joint = learner(policy=build(name, 128, num_classes=CLASSES), lagged=lagged)
+    seen = joint.observe(*data())
+    joint.policy_backward(seen, *data())
+    assert seen.alignment is not None
+    torch.testing.assert_close(seen.evidence[0], clues(seen.logits, seen.labels))
+    outputs = joint.policy(seen.features, ma.embed(seen.transformation), *seen.evidence)
+    weights = getattr(joint.policy, "normalize", normalize)(outputs)
+    by_hand = torch.autograd.grad(-joint.alpha * (weights * seen.alignment).sum(), joint.policy_parameters())
+    for parameter, gradient in zip(joint.policy_parameters(), by_hand, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_regression_learns_the_alignment_and_alpha_by_eq_3() -> None:
+    joint = learner(policy=build("regressing-exponential-policy-network", 128))
+    seen = joint.observe(*data())
+    joint.policy_backward(seen, *data())
+    s = seen.alignment
+    assert s is not None
+    assert joint.alpha.grad is not None
+    torch.testing.assert_close(joint.alpha.grad, -(seen.weights.detach() * s).sum())
+    z = joint.policy.policy(seen.features, ma.embed(seen.transformation)).log()
+    error = (z - (s - s.mean()) / s.std(correction=0)).square().mean()
+    by_hand = torch.autograd.grad(error, list(joint.policy.parameters()))
+    for parameter, gradient in zip(joint.policy.parameters(), by_hand, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_validation_batch_in_parts_is_the_whole_one() -> None:
+    """Exactly so in a network without batch statistics; each part has its own where there are some."""
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, CLASSES)
+    )
+    gradients = []
+    for part in (None, 3, 16, 100):
+        torch.manual_seed(0)
+        joint = learner(
+            copy.deepcopy(network).double(), policy=ma.PolicyNetwork(128).double(), part=part, route="forward"
+        )
+        joint.policy_backward(joint.observe(*data()), *data())
+        gradients.append([p.grad for p in joint.policy_parameters()])
+    for other in gradients[1:]:
+        for a, b in zip(gradients[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
 
 
 # -- what it is for --------------------------------------------------------------------------------------------------

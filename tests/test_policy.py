@@ -1,10 +1,20 @@
 """The policy network and how its outputs become weights."""
 
+import math
+
 import pytest
 import torch
 
-from metaaugment import FeaturePolicy, PolicyNetwork, RejectingPolicy, UniformPolicy
-from metaaugment.policy import normalize
+from metaaugment import (
+    CluePolicy,
+    FeaturePolicy,
+    LabelPolicy,
+    PolicyNetwork,
+    RegressingPolicy,
+    RejectingPolicy,
+    UniformPolicy,
+)
+from metaaugment.policy import POLICIES, build, clues, name_of, normalize
 
 
 def test_the_papers_network_by_hand() -> None:
@@ -55,3 +65,72 @@ def test_features_of_another_size_are_named(policy: PolicyNetwork) -> None:
         ValueError, match=r"features have 9 numbers, but the policy takes 6; build it with feature_dim=9"
     ):
         policy(torch.randn(2, 9), torch.randn(2, 28))
+
+
+# -- ours, not the paper's ---------------------------------------------------------------------------------------------
+
+
+def test_clues_by_hand() -> None:
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]])
+    found = clues(logits, torch.tensor([1, 0, 2]))
+    expected = [[math.log(1 + math.log(4)), 0.25, 1.0], [0.0, 1.0, 0.0], [math.log(101), 0.0, 0.0]]
+    torch.testing.assert_close(found, torch.tensor(expected))
+
+
+def test_more_branches_by_hand() -> None:
+    policy = LabelPolicy(6, hidden=5, head=torch.exp, num_classes=3).double()
+    features, embedding, more = torch.randn(4, 6).double(), torch.randn(4, 28).double(), torch.rand(4, 3).double()
+    labels = torch.tensor([0, 2, 1, 2])
+    parts = [
+        embedding @ policy.embedding.weight.T + policy.embedding.bias,
+        features @ policy.feature.weight.T + policy.feature.bias,
+        more @ policy.clues.weight.T + policy.clues.bias,
+        policy.label.weight[labels],
+    ]
+    expected = (torch.cat(parts, 1).clamp(min=0) @ policy.output.weight[0] + policy.output.bias).exp()
+    torch.testing.assert_close(policy(features, embedding, more, labels), expected)
+    with pytest.raises(ValueError, match="a label is 3, but the policy knows 3 classes"):
+        policy(features, embedding, more, labels + 1)
+
+
+def test_many_classes_cost_nothing_but_their_embedding() -> None:
+    few, many = (sum(p.numel() for p in LabelPolicy(8, num_classes=c).parameters()) for c in (10, 1623))
+    assert many - few == 1613 * 100
+
+
+def test_regression_predicts_deviations_from_the_mean() -> None:
+    """Its objective is zero where the logarithm of the other policy's output is the standardised alignment."""
+    policy = RegressingPolicy(PolicyNetwork(6, head=torch.exp), sharpness=0.5)
+    s = torch.tensor([3.0, -1.0, 2.0, 0.0])
+    z = (s - s.mean()) / s.std(correction=0)
+    assert policy.objective((0.5 * z).exp(), s).item() == pytest.approx(0, abs=1e-12)
+    assert policy.objective((0.5 * z + 0.5).exp(), s).item() == pytest.approx(1)
+    assert policy.objective(torch.ones(4), s).item() == pytest.approx(1)
+    assert policy.objective(torch.ones(4), torch.zeros(4)).item() == 0  # nothing to predict, and no division by it
+    features, embedding = torch.randn(4, 6), torch.randn(4, 28)
+    torch.testing.assert_close(policy(features, embedding), policy.policy(features, embedding).sqrt())
+
+
+@pytest.mark.parametrize("sharpness", [0.0, -1.0, math.nan, math.inf])
+def test_an_impossible_sharpness(sharpness: float) -> None:
+    with pytest.raises(ValueError, match=f"sharpness is {sharpness:g}; it must be above 0"):
+        RegressingPolicy(PolicyNetwork(6), sharpness)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_built_by_its_name(name: str) -> None:
+    assert name_of(build(name, 6, 5, num_classes=4)) == name
+
+
+def test_names_that_are_none() -> None:
+    with pytest.raises(ValueError, match="unknown policy 'nope'; choose one of policy-network, feature-policy"):
+        build("nope", 6)
+    assert name_of(UniformPolicy()) is None
+    assert name_of(PolicyNetwork(6, head=torch.relu)) is None
+    assert name_of(RegressingPolicy(CluePolicy(6))) is None  # a sigmoid bounds what it could predict
+
+
+def test_those_around_it_hand_on_what_a_policy_sees() -> None:
+    assert PolicyNetwork(6).sees == ()
+    assert RejectingPolicy(CluePolicy(6)).sees == ("clues",)
+    assert RegressingPolicy(LabelPolicy(6, head=torch.exp)).sees == ("clues", "labels")

@@ -110,6 +110,9 @@ POLICIES = {
     "feature policy": lambda: ma.FeaturePolicy(128),
     "rejecting": lambda: ma.RejectingPolicy(ma.PolicyNetwork(128)),
     "rejecting feature policy": lambda: ma.RejectingPolicy(ma.FeaturePolicy(128)),
+    "clue policy": lambda: ma.CluePolicy(128, head=torch.exp),
+    "label policy": lambda: ma.LabelPolicy(128, hidden=30, num_classes=CLASSES),
+    "regressing": lambda: ma.RegressingPolicy(ma.LabelPolicy(128, head=torch.exp, num_classes=CLASSES), sharpness=0.7),
 }
 
 
@@ -120,8 +123,64 @@ def test_a_round_trip_is_bit_exact(tmp_path: Path, kind: str) -> None:
     loaded = LearnedPolicy.load(str(tmp_path / "policy.safetensors"))
     assert same(loaded, policy)
     assert loaded.provenance == PROVENANCE
-    for left, right in zip(policy.augment(photos(), seeded()), loaded.augment(photos(), seeded()), strict=True):
+    labels = torch.arange(N) % CLASSES
+    for left, right in zip(
+        policy.augment(photos(), labels, seeded()), loaded.augment(photos(), labels, seeded()), strict=True
+    ):
         assert torch.equal(left, right)
+
+
+def test_a_policy_that_looks_at_labels_asks_for_them() -> None:
+    policy, labels = learned(policy=POLICIES["label policy"]()), torch.arange(N) % CLASSES
+    assert policy.needs_labels
+    assert not learned().needs_labels
+    with pytest.raises(ValueError, match=rf"looks at labels, and got none for {N} images.*augment\(images, labels\)"):
+        policy.augment(photos())
+    with pytest.raises(ValueError, match=r"got torch.Size\(\[2\]\) for"):
+        policy.augment(photos(), labels[:2])
+    with pytest.raises(
+        ValueError, match=f"a label is {CLASSES + 2}, but the policy was learned with {CLASSES} classes"
+    ):
+        policy.augment(photos(), labels + 3)
+    assert policy.sampler_only().augment(photos())[1].tolist() == [pytest.approx(1 / N)] * N
+    images, weights = policy.augment(photos(), labels, seeded())
+    other = policy.augment(photos(), (labels + 1) % CLASSES, seeded())
+    assert torch.equal(images, other[0])
+    assert not torch.allclose(weights, other[1])
+
+
+def test_what_a_policy_with_clues_makes_of_an_image_by_hand() -> None:
+    policy, labels = learned(policy=POLICIES["clue policy"]()), torch.arange(N) % CLASSES
+    images, weights = policy.augment(photos(), labels, seeded())
+    t = policy.sample(N, seeded())
+    kept: list[Tensor] = []
+    network = w(policy)
+    last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
+    hook = last.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    with torch.no_grad():
+        p = network(prepare()(images)).double().softmax(1)
+    hook.remove()
+    own = p[torch.arange(N), labels]
+    clues = torch.stack([(1 - own.log()).log(), own, -(p * p.log()).sum(1) / torch.tensor(CLASSES).log()], 1)
+    outputs = theta(policy)(kept[0], ma.embed(t), clues.float())
+    torch.testing.assert_close(weights, outputs / outputs.sum(), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["clue policy", "regressing"])
+def test_a_learner_under_it_weighs_as_it_does_alone(kind: str) -> None:
+    policy, labels = learned(policy=POLICIES[kind]()), torch.arange(N) % CLASSES
+    sampler, judge, eyes = policy.parts(MEAN, STD)
+    learner = ma.Learner(
+        ma.network("small-cnn", CLASSES),
+        sampler,
+        judge,
+        extractor=eyes,
+        space=policy.space,
+        fill=FILL,
+        prepare=prepare(),
+    )
+    seen = learner.observe(photos(), labels)
+    torch.testing.assert_close(seen.weights, policy.weights(seen.images, seen.transformation, labels))
 
 
 def test_loading_draws_no_random_number_and_depends_on_the_file_no_longer(tmp_path: Path) -> None:
@@ -374,8 +433,8 @@ def test_p_alone(tmp_path: Path) -> None:
     policy.sampler_only().save(file)
     small = LearnedPolicy.load(file)
     assert torch.equal(small.probabilities, policy.probabilities)
-    images, weights = small.augment(photos(), seeded())
-    assert torch.equal(images, policy.augment(photos(), seeded())[0])
+    images, weights = small.augment(photos(), generator=seeded())
+    assert torch.equal(images, policy.augment(photos(), generator=seeded())[0])
     torch.testing.assert_close(weights, torch.full((N,), 1 / N))
     sampler, judge, eyes = small.parts()
     assert torch.equal(sampler.probabilities, policy.probabilities)
@@ -474,7 +533,7 @@ def by_hand(policy: LearnedPolicy, images: Tensor, t: ma.Transformation) -> Tens
 @pytest.mark.parametrize("channels", [1, 3])
 def test_weights_by_hand(channels: int) -> None:
     policy = learned(channels)
-    images, weights = policy.augment(photos(channels=channels), seeded())
+    images, weights = policy.augment(photos(channels=channels), generator=seeded())
     t = policy.sample(N, seeded())
     assert torch.equal(images, ma.apply(photos(channels=channels), t, "metaaugment", FILL[:channels]))
     outputs = by_hand(policy, images, t)
@@ -500,14 +559,14 @@ def test_an_output_does_not_depend_on_the_batch() -> None:
 def test_weights_are_normalised_over_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With another process that has the same images, each weight is half as large."""
     policy = learned()
-    weights = policy.augment(photos(), seeded())[1]
+    weights = policy.augment(photos(), generator=seeded())[1]
     monkeypatch.setattr("metaaugment.policy.total", lambda value: 2 * value)
-    torch.testing.assert_close(policy.augment(photos(), seeded())[1], weights / 2)
+    torch.testing.assert_close(policy.augment(photos(), generator=seeded())[1], weights / 2)
 
 
 def test_rejected_samples_have_no_weight() -> None:
     policy = learned(policy=ma.RejectingPolicy(sharp(ma.PolicyNetwork(128))))
-    images, weights = policy.augment(photos(), seeded())
+    images, weights = policy.augment(photos(), generator=seeded())
     outputs = policy.outputs(images, policy.sample(N, seeded()))
     kept = outputs * (outputs >= outputs.mean())
     assert 0 < (kept == 0).sum() < N
@@ -530,8 +589,8 @@ def test_draws_follow_p() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 def test_images_in_the_unit_range_are_the_same_images(dtype: torch.dtype) -> None:
     policy = learned()
-    expected, weights = policy.augment(photos(), seeded())
-    images, same_weights = policy.augment(photos().to(dtype) / 255, seeded())
+    expected, weights = policy.augment(photos(), generator=seeded())
+    images, same_weights = policy.augment(photos().to(dtype) / 255, generator=seeded())
     assert images.dtype == dtype
     assert torch.equal((images.double() * 255).round().to(torch.uint8), expected)
     assert torch.equal(same_weights, weights)
@@ -540,8 +599,8 @@ def test_images_in_the_unit_range_are_the_same_images(dtype: torch.dtype) -> Non
 def test_autocast_reaches_the_extractor_and_not_the_policy() -> None:
     policy = learned()
     with torch.autocast("cpu", torch.bfloat16):
-        weights = policy.augment(photos(), seeded())[1]
-    exact = policy.augment(photos(), seeded())[1]
+        weights = policy.augment(photos(), generator=seeded())[1]
+    exact = policy.augment(photos(), generator=seeded())[1]
     assert weights.dtype == torch.float32
     assert not torch.equal(weights, exact)
     torch.testing.assert_close(weights, exact, atol=0.01, rtol=0)
@@ -550,7 +609,7 @@ def test_autocast_reaches_the_extractor_and_not_the_policy() -> None:
 @pytest.mark.parametrize("side", [8, 31, 48])
 def test_images_of_another_size(side: int) -> None:
     policy = learned()
-    images, weights = policy.augment(photos(side=side), seeded())
+    images, weights = policy.augment(photos(side=side), generator=seeded())
     t = policy.sample(N, seeded())
     torch.testing.assert_close(policy.outputs(images, t), by_hand(policy, images, t))
     assert weights.sum().item() == pytest.approx(1)

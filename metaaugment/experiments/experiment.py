@@ -68,7 +68,7 @@ class Experiment:
 
     def _joint(self, before: Learner | None) -> tuple[Learner, Optimizer | None]:
         recipe, method = self.recipe, METHODS[self.recipe.method]
-        sampler, policy = method.sampler(recipe, self.found), method.policy(recipe, feature_dim(self.network))
+        sampler, policy = method.sampler(recipe, self.found), self.fresh_policy()
         learns = any(parameter.requires_grad for parameter in policy.parameters())
         eyes = self.fresh_network() if learns and recipe.extractor == "own" else None
         learner = self.learner(sampler, policy, eyes, method.space if self.found is None else self.found.space)
@@ -92,7 +92,7 @@ class Experiment:
     def _frozen(self, before: Learner | None) -> tuple[Learner, None]:
         """Under the policy of the learner before it, which goes on seeing through the network as it is then."""
         eyes = deepcopy(self.network).eval().requires_grad_(False)
-        policy = METHODS[self.recipe.method].policy(self.recipe, feature_dim(self.network))
+        policy = self.fresh_policy()
         sampler = FixedSampler()
         if before is not None:
             policy.load_state_dict(before.policy.state_dict())
@@ -126,6 +126,7 @@ class Experiment:
         after = [augment.random_cutout(cutout, data.fill, generator)] if cutout else []
         return {
             "every": recipe.every,
+            "part": recipe.batch if recipe.policy_batch > recipe.batch else None,
             "copies": copies(recipe),
             "loss": partial(F.cross_entropy, reduction="none", label_smoothing=recipe.label_smoothing),
             "before": augment.in_turn(before),
@@ -141,6 +142,11 @@ class Experiment:
         if self.found is not None:
             return hashlib.sha256(json.dumps(published.encode(self.found)).encode()).hexdigest()[:16]
         return None if self.policy is None else self.policy.digest()[:16]
+
+    def fresh_policy(self) -> nn.Module:
+        """As it is before anything is learned."""
+        recipe = self.recipe
+        return METHODS[recipe.method].policy(recipe, feature_dim(self.network), self.data.num_classes)
 
     def fresh_network(self) -> nn.Module:
         """Of the task network's kind."""

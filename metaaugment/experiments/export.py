@@ -33,10 +33,8 @@ def learned_policy(folder: Path) -> LearnedPolicy:
     method = METHODS[recipe.method]
     if "policy" not in state["learner"] or not state["learner"]["policy"]:
         raise ValueError(f"{folder} is still in its {recipe.random_epochs} random epochs and has learned no policy yet")
-    learner = Learner(
-        net, method.sampler(recipe, None), method.policy(recipe, feature_dim(net)), space=recipe.space,
-        fill=about["fill"],
-    )  # fmt: skip
+    policy = method.policy(recipe, feature_dim(net), about["num_classes"])
+    learner = Learner(net, method.sampler(recipe, None), policy, space=recipe.space, fill=about["fill"])
     learner.policy.load_state_dict(state["learner"]["policy"])
     learner.sampler.load_state_dict(state["learner"]["sampler"])  # type: ignore[attr-defined]
     return LearnedPolicy.from_learner(

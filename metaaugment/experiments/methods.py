@@ -15,7 +15,7 @@ from metaaugment.baselines.schedule import Schedule, ScheduleSampler
 from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
 from metaaugment.baselines.trivial_augment import TrivialAugmentSampler
 from metaaugment.learner import Sampler
-from metaaugment.policy import POLICIES, UniformPolicy
+from metaaugment.policy import UniformPolicy, build
 from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformSampler
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """How a sampler is made for a recipe and what a system has found, and a policy for so many features."""
+    """How a sampler is made for a recipe and what a system has found, and a policy for so many features and classes."""
 
     sampler: Callable[[Recipe, FoundPolicy | None], Sampler]
-    policy: Callable[[Recipe, int], nn.Module] = lambda recipe, feature_dim: UniformPolicy()
+    policy: Callable[[Recipe, int, int], nn.Module] = lambda recipe, feature_dim, num_classes: UniformPolicy()
     space: str | None = None  # of its magnitudes, where it has one of its own
     found: bool = False  # whether it augments by a policy that was found before
     copies: int = 1  # of each image, where the recipe asks for no more
@@ -61,7 +61,9 @@ METHODS: dict[str, Method] = {
     "advaa": Method(advaa, space="autoaugment", copies=8),  # one for each policy of an epoch
     "metaaugment": Method(
         lambda recipe, found: TransformationSampler(recipe.epsilon, recipe.window),
-        lambda recipe, feature_dim: POLICIES[recipe.policy_network](feature_dim),
+        lambda recipe, feature_dim, num_classes: build(
+            recipe.policy_network, feature_dim, num_classes=num_classes, sharpness=recipe.sharpness
+        ),
     ),
 }
 

@@ -64,14 +64,17 @@ class Recipe:
 
     # The policy
     policy_network: str = "policy-network"
-    """What weights samples: policy-network; feature-policy, which does not see the transformation; or either with
-    rejecting- in front, which leaves out samples below the mean."""
+    """What weights samples. policy-network is the paper's; feature-policy does not see the transformation; clue-policy
+    also sees loss, probability and entropy, label-policy the label as well. In front of these: exponential- does not
+    saturate; rejecting- leaves out samples below the mean; regressing-exponential- predicts the alignment."""
+    sharpness: float = 1.0
+    """By how much the logarithm of a weight grows with each deviation of the alignment that regressing- predicts."""
     extractor: Literal["shared", "own"] = "shared"
     """Through what the policy sees: the task network, or a network of its own, learned with it."""
     learn_alpha: bool = True
     """Whether the inner step size is learned."""
     policy_batch: int = 128
-    """Validation images of a policy update."""
+    """Validation images of a policy update; more than a mini-batch are gone through in parts of its size."""
     policy_optimizer: Literal["sgd", "adam"] = "sgd"
     """What learns the policy network and alpha; adam does without the momentum."""
     policy_lr: float = 1e-3
@@ -137,6 +140,7 @@ class Recipe:
             self._refuse(name, 0 <= getattr(self, name) < 1, "0 or more, and less than 1")
         for name in ("clip", "policy_clip", "size", "per_class"):
             self._refuse(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
+        self._refuse("sharpness", 0 < self.sharpness < float("inf"), "above 0")
         self._refuse("epsilon", 0 <= self.epsilon <= 1, "a share in [0, 1]")
         self._refuse("nesterov", not self.nesterov or self.momentum > 0, "with --momentum above 0 only")
         self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than the {self.epochs} epochs")

@@ -143,7 +143,7 @@ class Transfer(Module):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = checked(batch)
-        images, weights = self.policy.augment(images)
+        images, weights = self.policy.augment(images, labels)
         losses = self.losses(self(self.prepare(images)), labels)
         loss = (weights * losses).sum() * world_size()  # a sum over the processes, which Lightning averages
         self.log("train_loss", loss.detach())

@@ -117,10 +117,12 @@ class NormalizedPolicy:
                 f"of {policy.source.channels}; take a policy for such images, or convert them"
             )
 
-    def augment(self, images: Float[Tensor, "n c h w"]) -> tuple[Float[Tensor, "n c h w"], Float[Tensor, " n"]]:
+    def augment(
+        self, images: Float[Tensor, "n c h w"], labels: Tensor | None = None
+    ) -> tuple[Float[Tensor, "n c h w"], Float[Tensor, " n"]]:
         """Augmented images in the type of the given ones, and weights, which sum to 1 over the global mini-batch."""
         pixels = self.normalization.undo(images)
         if self.policy.device != images.device:
             self.policy.to(images.device)
-        pixels, weights = self.policy.augment(pixels)
+        pixels, weights = self.policy.augment(pixels, labels)
         return self.normalization(pixels, images.dtype), weights

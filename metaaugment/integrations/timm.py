@@ -53,7 +53,7 @@ class PolicyMixup:
         targets = one_hot(labels, self.num_classes, self.label_smoothing)
         if not self.mixup_enabled:
             return images, targets
-        images, weights = self.policy.augment(images)
+        images, weights = self.policy.augment(images, labels)
         return images, targets * (weights * len(images) * world_size())[:, None]
 
 

@@ -60,7 +60,7 @@ class Transfer(Trainer):
         if not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels, others = self._labels(inputs), {key: value for key, value in inputs.items() if key != "labels"}
-        others["pixel_values"], weights = self.policy.augment(inputs["pixel_values"])
+        others["pixel_values"], weights = self.policy.augment(inputs["pixel_values"], labels)
         outputs = model(**others)
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         smoothing = self.args.label_smoothing_factor
