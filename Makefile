@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo test test-all check docs bench clean
 
 demo: .venv/ready  ## baseline, RandAugment and MetaAugment on few digits, and what was learned
 	@$(BIN)/python examples/demo.py
@@ -17,6 +17,9 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+docs: .venv/ready  ## the site, into docs/_build/html
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 bench: .venv/peers  ## speed beside the peers
 	$(BIN)/metaaugment bench ops
@@ -36,4 +39,4 @@ bench: .venv/peers  ## speed beside the peers
 	@touch $@
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo docs/_build

@@ -273,7 +273,7 @@ def trainer_of(name: str) -> Callable[..., None]:
 
 
 def reproduce(
-    names: Annotated[tuple[str, ...], Positional, arg(help="Tables, or rows of them.", metavar="TABLE|ROW")] = (),
+    names: Annotated[tuple[str, ...], Positional, arg(help="Tables, rows of them, or ablations.", metavar="NAME")] = (),
     seeds: Annotated[int, arg(help="Runs of each entry.")] = 5,
     budget: Annotated[str | None, option("Stop after this time: 90s, 25m, 2h; the same command goes on.")] = None,
     epochs: Annotated[int | None, option("Of all runs; kept apart where they are not the recipe's.")] = None,
@@ -295,6 +295,57 @@ def reproduce(
 
     where = Where(runs, results, Place(data=data, device=device))
     reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(soft_wrap=True))
+
+
+def convergence(
+    horizons: Annotated[tuple[int, ...], option("Numbers of iterations T.", "256 to 8192, doubling", "T")] = (),
+    seeds: Annotated[int, arg(help="Runs of each kind.")] = 3,
+    out: Annotated[Path, arg(help="Folder of the figures and the picture.", metavar="DIR")] = Path(
+        "results/convergence"
+    ),
+) -> None:
+    """Measure Theorems 1 and 2: how gradients fall with the number of iterations, on a problem of exact gradients."""
+    from metaaugment.experiments.convergence import HORIZONS, study, write
+    from metaaugment.report import convergence, figures
+
+    runs = study(horizons or HORIZONS, seeds, Patient(soft_wrap=True))
+    for line in convergence.in_words(runs):
+        print(line)
+    print(write(out / "convergence.json", runs))
+    print(figures.save(convergence.figure(runs), out / "convergence.png"))
+
+
+def report(
+    runs: Annotated[
+        tuple[Path, ...], Positional, arg(help="Folders of runs, or folders that hold some.", metavar="RUN")
+    ],
+    out: Annotated[Path, arg(help="The page; one that is there is replaced.", metavar="FILE")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, option("Also write each figure, at the end, as PNG and SVG.", metavar="DIR")
+    ] = None,
+    watch: Annotated[bool, arg(help="Follow runs under way: the page is made anew until all are finished.")] = False,
+) -> None:
+    """Show what the policies of runs learned: one page that opens anywhere, without a server."""
+    from metaaugment.report import page
+    from metaaugment.report.watch import watch as follow
+
+    if not runs:
+        raise ValueError("no run is named; give the folder of one, such as runs/digits-metaaugment-seed0")
+    page.check_out(out)
+    if figures is not None and figures.exists() and not figures.is_dir():
+        raise ValueError(f"--figures {figures} is a file; name a folder")
+
+    def write(report: page.Report, refresh: int | None = None) -> None:
+        report.save(out, refresh)
+        if figures is not None and refresh is None:
+            report.save_figures(figures)
+
+    if watch:
+        print(f"{out} follows {', '.join(map(str, runs))}; Ctrl-C ends it", flush=True)
+        follow(runs, write)
+    else:
+        write(page.Report.of(runs))
+    print(out)
 
 
 def find_policy(
@@ -357,6 +408,7 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     app.command(train, name="train", help="Train a network by a recipe.")
     app.command(recipes)
     app.command(reproduce)
+    app.command(report)
     if args[:1] == ["search"]:
         app.command(search, name="search", help=find_policy.__doc__)
     else:
@@ -367,6 +419,7 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     app.command(show)
     app.command(transfer)
     app.command(ops)
+    app.command(convergence)
     app.command(bench, name="bench", help="Time a part beside its peers.")
     return app
 

@@ -1,0 +1,185 @@
+"""Runs beside each other: seeds of one recipe as mean ± deviation, their cost, and how alike what they learned is."""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from metaaugment.experiments.results import spread
+from metaaugment.report.runs import Run
+from metaaugment.report.seen import printable
+from metaaugment.training.progress import duration
+
+# What runs must share for the time of one to be compared with that of another.
+SAME_WORK = ("name", "dataset", "network", "batch", "size", "per_class")
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs of one recipe on the same data, which differ in their seeds."""
+
+    label: str
+    runs: list[Run]
+
+
+def groups(runs: Sequence[Run]) -> list[Group]:
+    """In the order of the runs; labels say what tells groups of a recipe and method apart."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(_key(run), []).append(run)
+    members = list(found.values())
+    return [Group(_label(group, members), group) for group in members]
+
+
+def _key(run: Run) -> str:
+    """All that a run is but its seed; unfinished runs do not say on which images, and are taken at their word."""
+    if not run.recipe:
+        return str(run.folder)
+    return json.dumps([{**run.recipe, "seed": None}, _fingerprint(run)], sort_keys=True, default=str)
+
+
+def _fingerprint(run: Run) -> Any:
+    data = (run.result or {}).get("data")
+    return data.get("fingerprint") if isinstance(data, dict) else None
+
+
+def _label(group: Sequence[Run], members: Sequence[Sequence[Run]]) -> str:
+    run = group[0]
+    if not run.recipe:
+        return printable(run.folder.name)
+    firsts = [other[0] for other in members if other[0].recipe]
+    like = [other for other in firsts if (other.name, other.method) == (run.name, run.method)]
+    keys = [key for key in run.recipe if key != "seed" and any(o.recipe.get(key) != run.recipe[key] for o in like)]
+    settings = [f"{key.replace('_', ' ')} {printable(run.recipe[key])}" for key in keys if run.recipe[key] is not None]
+    if len(like) > 1 and not keys:  # then it is the images that differ, or are not known
+        settings = ["unfinished" if run.result is None else f"data {printable(_fingerprint(run))}"]
+    return " · ".join([run.name, run.method, *settings])
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table of results, in words; `why` is the reason of a dash."""
+
+    label: str
+    accuracy: str
+    validation: str
+    seeds: str
+    epochs: str
+    time: str
+    cost: str
+    why: str
+
+
+def table(together: Sequence[Group]) -> list[Line]:
+    lines = []
+    for group in together:
+        runs = group.runs
+        test = [100 * run.test_accuracy for run in runs if run.test_accuracy is not None]
+        last = [100 * values[-1] for run in runs if len(values := _finite(run.values("val_accuracy")))]
+        seeds = {printable(run.recipe.get("seed", "?")) for run in runs}
+        cost, why = _cost(group, together)
+        seconds = [second for run in runs if (second := _seconds(run)) == second]
+        lines.append(
+            Line(
+                group.label,
+                spread(test) if test else "–",
+                spread(last) if last else "–",
+                f"{len(runs)}" + (" (some twice)" if len(runs) > len(seeds) else ""),
+                _epochs(runs),
+                _short(statistics.mean(seconds)) if seconds else "–",
+                cost,
+                why,
+            )
+        )
+    return lines
+
+
+def _epochs(runs: Sequence[Run]) -> str:
+    """Those done, of those planned while a run is under way."""
+    words = {
+        str(len(run.rows)) if run.result is not None or run.planned is None else f"{len(run.rows)} of {run.planned}"
+        for run in runs
+    }
+    return ", ".join(sorted(words))
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else duration(seconds)
+
+
+def _cost(group: Group, together: Sequence[Group]) -> tuple[str, str]:
+    """Time of an epoch as a multiple of plain training's, or a dash and its reason."""
+    places = {_place(run) for run in group.runs if _place(run) is not None}
+    seconds = [second for run in group.runs if (second := _seconds(run)) == second]
+    if not seconds or len(places) != 1:
+        return "–", "its machine is known when it is finished" if not places else "its runs are of different machines"
+    work = {key: group.runs[0].recipe.get(key) for key in SAME_WORK}
+    plain = [
+        _seconds(run) for other in together for run in other.runs
+        if run.method == "baseline" and _place(run) in places
+        and {key: run.recipe.get(key) for key in SAME_WORK} == work and _seconds(run) == _seconds(run)
+    ]  # fmt: skip
+    if not plain:
+        return "–", "no run with --method baseline of this recipe and machine is in the report"
+    return f"{statistics.mean(seconds) / statistics.mean(plain):.2f} ×", ""
+
+
+def _place(run: Run) -> str | None:
+    """What a run ran on."""
+    result = run.result or {}
+    machine: Mapping[str, Any] = result["machine"] if isinstance(result.get("machine"), dict) else {}
+    if "hardware" not in machine:
+        return None
+    return printable(f"{machine['hardware']}, {machine.get('threads')} threads, {result.get('precision')}")
+
+
+def _seconds(run: Run) -> float:
+    """Of an epoch: the median, for the first one warms up."""
+    seconds = _finite(run.values("seconds"))
+    return float(np.median(seconds)) if len(seconds) else math.nan
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return values[np.isfinite(values)]
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How alike the distributions over pairs of functions of two groups are, over all pairs of their runs.
+
+    `correlation` is that of the 196 probabilities; `shared` is the share of draws that both distributions make alike,
+    one less half of Σ|p − q|.
+    """
+
+    one: str
+    other: str
+    correlation: float
+    shared: float
+    pairs: int
+
+
+def likeness(p: np.ndarray, q: np.ndarray) -> tuple[float, float]:
+    """Correlation and shared draws of two distributions; NaN where one is uniform, which correlates with nothing."""
+    p, q = p.flatten() / p.sum(), q.flatten() / q.sum()
+    shared = 1 - float(np.abs(p - q).sum()) / 2
+    if min(p.std(), q.std()) < 1e-9:
+        return math.nan, shared
+    return float(np.corrcoef(p, q)[0, 1]), shared
+
+
+def alike(together: Sequence[Group]) -> list[Likeness]:
+    """Every two groups that have learned a distribution, and the seeds of each: what chance leaves alike."""
+    last = [[run.distributions[1][-1] for run in group.runs if len(run.distributions[0])] for group in together]
+    found = []
+    for i, (one, ps) in enumerate(zip(together, last, strict=True)):
+        for j, (other, qs) in list(enumerate(zip(together, last, strict=True)))[i:]:
+            pairs = [likeness(p, q) for a, p in enumerate(ps) for b, q in enumerate(qs) if i != j or a < b]
+            if pairs:
+                correlation, shared = np.mean(pairs, axis=0)
+                label = other.label if i != j else "its other seeds"
+                found.append(Likeness(one.label, label, float(correlation), float(shared), len(pairs)))
+    return found

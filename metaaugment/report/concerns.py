@@ -1,0 +1,157 @@
+"""What is to be worried about in a run, each criterion once, with the reason for its threshold.
+
+The figures behind the reasons are those of runs on the digits: a learned policy ends with an effective 0.84 to 0.98 of
+a mini-batch, one that learned 17 times as fast went down to 0.63 on its way, and one frozen as it was initialized has
+0.98 all the time.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from metaaugment.report.runs import Run, is_number
+
+LATE = 0.25  # of the epochs under way: the state a run is in, less the noise of single epochs
+COLLAPSED = 0.25
+UNIFORM = 0.999
+ALPHA_LEFT = 0.02
+RISE, LEAST_RISE = 1.25, 0.05
+GAP, ERRORS = 0.02, 3
+
+
+def weights_collapsed(run: Run) -> str | None:
+    """Fewer than a quarter of a mini-batch effectively train the network.
+
+    Gradients are then as noisy as those of mini-batches of a quarter of the size, and three of four images are computed
+    for little. Rejecting all samples below the mean, an ablation of the paper's, leaves about a half.
+    """
+    share = _late(run.values("effective_samples")[_learning(run)])
+    if not share < COLLAPSED:
+        return None
+    return (
+        f"Weights collapsed: {share:.0%} of a mini-batch effectively train the network, the other samples have next to "
+        "no weight. A lower policy learning rate, or a larger batch, may help."
+    )
+
+
+def policy_idle(run: Run) -> str | None:
+    """The policy learns nothing, or nothing that matters.
+
+    Where the effective share of a mini-batch is above 0.999, weights differ from their mean by 3 % (1 / (1 + 0.03²)):
+    less than training can tell from equal ones. Weights alone do not say that a policy learns, though, for those of a
+    network as it was initialized differ more; so there must also have been updates, each of which moves α.
+    """
+    if run.learns and _never_updated(run):
+        return (
+            "Policy idle: it was never updated, so its weights are those it began with (α is the same in every epoch). "
+            "Look whether --policy-lr is 0, or --every larger than the number of steps."
+        )
+    share = _late(run.values("effective_samples")[_learning(run)])
+    if not share > UNIFORM:
+        return None
+    return (
+        f"Policy idle: weights are uniform (the effective share of a mini-batch is {share:.4f}), as if there were no "
+        "policy. A higher policy learning rate, or more validation images, may help."
+    )
+
+
+def _never_updated(run: Run) -> bool:
+    """An α that is not learned says nothing; what is left is the learning rate of the policy."""
+    if run.recipe.get("policy_lr") == 0:
+        return bool(run.rows)
+    alpha, start = run.values("alpha")[_learning(run)], run.recipe.get("alpha")
+    alpha = alpha[np.isfinite(alpha)]
+    if run.recipe.get("learn_alpha") is False or not len(alpha) or not is_number(start):
+        return False
+    return bool((np.abs(alpha - start) <= 1e-6 * start).all())
+
+
+def alpha_at_zero(run: Run) -> str | None:
+    """α has gone below a fiftieth of where it began: the gradient of the policy is proportional to it.
+
+    On the digits α stays within half and twice its start.
+    """
+    alpha, start = _late(run.values("alpha")[_learning(run)]), run.recipe.get("alpha")
+    if not (run.learns and alpha <= (max(ALPHA_LEFT * start, 1e-4) if is_number(start) else 1e-4)):
+        return None
+    return (
+        f"α at zero: it is {max(alpha, 0):.2g} now, and the policy learns in proportion to it. A step along the "
+        "weighted gradient made the validation loss worse; look at the learning rates and at the validation data."
+    )
+
+
+def validation_overfitted(run: Run) -> str | None:
+    """The policy fits the validation images, which it learns from, instead of what they stand for.
+
+    Seen by the test accuracy, when there is one: below the validation accuracy by 3 standard errors of the two samples,
+    which chance exceeds once in 700 runs, and by 2 points, which also matter. Or by a validation loss that is up again
+    by a quarter, and by 0.05, from its lowest point, both as medians of 5 epochs: losses near 0 double by chance.
+    """
+    if not run.learns:
+        return None
+    if (gap := _gap(run)) is not None:
+        return (
+            f"Validation overfitted: the test accuracy is {gap:.1%} below that on the validation images, which the "
+            "policy learns from. More validation images, or a lower policy learning rate, may help."
+        )
+    loss, epochs = run.values("val_loss"), run.epochs
+    loss, epochs = loss[np.isfinite(loss)], epochs[np.isfinite(loss)]
+    if len(loss) < 10:
+        return None
+    smooth = np.median(np.lib.stride_tricks.sliding_window_view(loss, 5), axis=1)
+    lowest = int(smooth.argmin())
+    if smooth[-1] < RISE * smooth[lowest] or smooth[-1] < smooth[lowest] + LEAST_RISE:
+        return None
+    return (
+        f"Validation overfitted: the validation loss was {smooth[lowest]:.3g} around epoch {epochs[lowest + 2]}, and "
+        f"is {smooth[-1]:.3g} now. Fewer epochs, or more validation images, may help."
+    )
+
+
+def steps_skipped(run: Run) -> str | None:
+    """Any at all: a gradient that is not finite has a cause that is worth finding, and its step had no effect."""
+    skipped = run.values("skipped")
+    skipped = skipped[np.isfinite(skipped)]
+    if not len(skipped) or skipped.max() == 0:
+        return None
+    first = run.epochs[np.isfinite(run.values("skipped"))][int((skipped > 0).argmax())]
+    return (
+        f"Non-finite steps skipped: {skipped.max():.0f} gradients were not finite and had no effect, the first in "
+        f"epoch {first}. A lower learning rate, or float32 instead of bf16, may help."
+    )
+
+
+CONCERNS: tuple[Callable[[Run], str | None], ...] = (
+    weights_collapsed, policy_idle, alpha_at_zero, validation_overfitted, steps_skipped,
+)  # fmt: skip
+
+
+def concerns(run: Run) -> list[str]:
+    """All that is to be worried about; of a run without a policy, what does not need one."""
+    wanted = CONCERNS if run.has_policy else (steps_skipped,)
+    return [sentence for concern in wanted if (sentence := concern(run)) is not None]
+
+
+def _learning(run: Run) -> np.ndarray:
+    """Epochs of the policy's own phase: before it weights are equal on purpose, behind it the policy stands still."""
+    before, behind = (run.count(key) or 0 for key in ("random_epochs", "frozen_epochs"))
+    return (run.epochs > before) & (run.epochs <= (run.planned or math.inf) - behind)
+
+
+def _late(values: np.ndarray) -> float:
+    """The median of the last quarter; NaN where there is none."""
+    values = values[-max(1, round(LATE * len(values))) :]
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else math.nan
+
+
+def _gap(run: Run) -> float | None:
+    """By how much the test accuracy is below the validation accuracy, where that is no chance."""
+    sizes = (run.result or {}).get("data")
+    n_val, n_test = (sizes.get("val"), sizes.get("test")) if isinstance(sizes, dict) else (None, None)
+    val, test = (run.result or {}).get("val_accuracy"), run.test_accuracy
+    if not (is_number(val) and test is not None and is_number(n_val) and is_number(n_test) and min(n_val, n_test) > 0):
+        return None
+    error = math.sqrt(max(test * (1 - test), 1e-4) * (1 / n_val + 1 / n_test))
+    return val - test if val - test > max(GAP, ERRORS * error) else None

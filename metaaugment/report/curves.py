@@ -1,0 +1,99 @@
+"""Pictures over epochs: the figures of the log, a line a run, and how the weights spread."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from metaaugment.report.comparison import Group
+from metaaugment.report.picture import COLORS, INK, Picture, drawn
+from metaaugment.report.runs import Run
+
+SIZE = (4.4, 2.7)  # inches: two beside each other on a page, one on a phone
+READINGS = {
+    "train_loss": (
+        "Weighted training loss",
+        "Of augmented samples, each counted by its weight; above that of validation where augmentation is hard.",
+    ),
+    "val_loss": ("Validation loss", "Of images as they are; what the policy learns to make small."),
+    "val_accuracy": ("Validation accuracy", "Of images as they are, after each epoch."),
+    "alpha": ("α, the learned inner step size", "How far the policy looks ahead; at 0 it learns nothing."),
+    "effective_samples": (
+        "Effective sample size",
+        "Share of a mini-batch that effectively trains the network: 1 where all weights are equal, near 0 where a few "
+        "samples have all the weight.",
+    ),
+}  # fmt: skip
+WITH_POLICY = ("alpha", "effective_samples")
+
+
+@drawn
+def over_epochs(together: Sequence[Group], key: str, legend: bool = True) -> Picture:
+    """A figure of the log by epoch: a color a group, a line a run."""
+    title, reading = READINGS[key]
+    legend = legend and len(together) > 1
+    figure = Figure(figsize=(SIZE[0], SIZE[1] + (0.18 * len(together) if legend else 0)), layout="constrained")
+    axes = figure.subplots()
+    words, everything = [], []
+    for place, group in enumerate(together):
+        for number, run in enumerate(group.runs):
+            values = run.values(key)
+            axes.plot(
+                run.epochs, values, color=COLORS[place % len(COLORS)], marker="." if len(values) < 3 else "",
+                linestyle=("-", "--", ":")[place // len(COLORS) % 3], alpha=1 if number == 0 else 0.55,
+                label=group.label if number == 0 else None,
+            )  # fmt: skip
+            everything += values[np.isfinite(values)].tolist()
+        words += [f"{group.label} {_course(run, key)}" for run in group.runs[:1]]
+    if everything and key.endswith("loss") and min(everything) > 0 and max(everything) > 30 * min(everything):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    if key == "alpha":
+        axes.set_ylim(bottom=min(0, *everything) if everything else 0)
+    if key == "effective_samples":
+        axes.set_ylim(0, 1.04)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="epoch", title=title)
+    if legend:
+        figure.legend(loc="outside lower left", fontsize=7)
+    return Picture(key, title, reading, f"{title} by epoch: {'; '.join(words)}.", figure)
+
+
+def _course(run: Run, key: str) -> str:
+    """From where to where a figure goes, in words."""
+    values = run.values(key)
+    known = np.flatnonzero(np.isfinite(values))
+    if not len(known):
+        return "is not known"
+    first, last = known[0], known[-1]
+    if first == last:
+        return f"is {values[first]:.3g} in epoch {run.epochs[first]}"
+    best = known[values[known].argmin()]
+    lowest = f", lowest {values[best]:.3g} in epoch {run.epochs[best]}" if key.endswith("loss") else ""
+    begin, end = (f"{values[place]:.3g} in epoch {run.epochs[place]}" for place in (first, last))
+    return f"goes from {begin} to {end}{lowest}"
+
+
+@drawn
+def weight_spread(run: Run) -> Picture:
+    """The quantiles of the weights of a mini-batch by epoch."""
+    epochs, quantiles = run.quantiles
+    figure = Figure(figsize=SIZE, layout="constrained")
+    axes = figure.subplots()
+    for low, high, strength in ((0, 6, 0.18), (1, 5, 0.28), (2, 4, 0.45)):
+        axes.fill_between(epochs, quantiles[:, low], quantiles[:, high], color=COLORS[0], alpha=strength, linewidth=0)
+    axes.plot(epochs, quantiles[:, 3], color=INK, marker="." if len(epochs) < 3 else "")
+    axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    title = "Weights over time"
+    axes.set(xlabel="epoch", ylabel="weight, 1 is the mean", title=title)
+    last = quantiles[-1]
+    words = (
+        f"Weights of a mini-batch after epoch {epochs[-1]}: median {last[3]:.2f}, half of them {last[2]:.2f} to "
+        f"{last[4]:.2f}, nine tenths {last[1]:.2f} to {last[5]:.2f}, all {last[0]:.2f} to {last[6]:.2f}; after epoch "
+        f"{epochs[0]} nine tenths were {quantiles[0][1]:.2f} to {quantiles[0][5]:.2f}."
+    )
+    reading = "The line is the median; the bands hold half, nine tenths and all of the samples of a mini-batch."
+    return Picture("weights", title, reading, words, figure)

@@ -1,0 +1,211 @@
+"""Pictures of what a policy has learned: of functions, magnitudes, classes and samples."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from metaaugment.ops import MAX_MAGNITUDE, OPS, PAPER_OPS
+from metaaugment.report import figures
+from metaaugment.report.picture import COLORS, INK, Picture, drawn, tint
+from metaaugment.report.preferences import BINS, Mean, by_class, by_function, by_magnitude, extremes, ranked
+from metaaugment.report.seen import Seen
+from metaaugment.training.look import CONTRASTS
+
+NAMES = [op.name for op in PAPER_OPS]
+
+
+def distribution(p: np.ndarray, epoch: int) -> Picture:
+    """p_{j,k} as a heat map; on a page a table with a slider stands for it."""
+    title = f"How often each pair of functions is drawn, after epoch {epoch}"
+    words = f"Probabilities of pairs after epoch {epoch}, as multiples of the uniform one: {extremes(p)}."
+    reading = "First function down, second across; red pairs are drawn more often than uniformly, blue ones less."
+    return Picture("distribution", title, reading, words, figures.distribution(torch.from_numpy(p / p.sum()), title))
+
+
+@drawn
+def marginals(p: np.ndarray, epoch: int) -> Picture:
+    """How often each function is drawn as the first and as the second."""
+    p = p / p.sum()
+    parts = {"first": p.sum(1) * len(p), "second": p.sum(0) * len(p)}
+    order = np.argsort(parts["first"] + parts["second"], kind="stable")
+    figure = Figure(figsize=(4.4, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for name, face, color in (("first", COLORS[0], COLORS[0]), ("second", "none", COLORS[1])):
+        axes.plot(parts[name][order], range(len(p)), "o", markerfacecolor=face, color=color, label=name, markersize=5)
+    axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(p)), [NAMES[place] for place in order])
+    axes.grid(axis="x", visible=False)
+    figure.legend(loc="outside lower center", ncols=2, title="drawn as the", title_fontsize=8, fontsize=8)
+    title = "Functions by how often they are drawn"
+    axes.set(title=title, xlabel="multiple of the uniform probability")
+    words = " ".join(
+        f"As the {name} function after epoch {epoch}, as multiples of uniform: {ranked(values.tolist(), NAMES)}."
+        for name, values in parts.items()
+    )
+    reading = "To the right of the dotted line: drawn more often than uniformly."
+    return Picture("marginals", title, reading, words, figure)
+
+
+def magnitude_limits(seen: Seen) -> tuple[float, float]:
+    """Of the weights in all pictures by magnitude, so that these can be compared."""
+    means = [mean for function in by_function(seen) for mean in by_magnitude(seen, function) if mean.count]
+    low, high = min(m.weight - _error(m) for m in means), max(m.weight + _error(m) for m in means)
+    return min(0.9, low) - 0.05, max(1.1, high) + 0.05
+
+
+@drawn
+def weight_by_magnitude(seen: Seen, functions: Sequence[int], columns: int = 1) -> Picture:
+    """The mean weight of samples that got a function, by its magnitude; a panel a function."""
+    rows = -(-len(functions) // columns)
+    figure = Figure(figsize=(2 * columns, 1.55 * rows), layout="constrained")
+    panels: Any = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    limits, words = magnitude_limits(seen), []
+    for axes, function in zip(panels.flat, functions, strict=False):
+        means = by_magnitude(seen, function)
+        _by_magnitude(axes, means, OPS[function].name)
+        axes.set_ylim(*limits)
+        words.append(f"{OPS[function].name}: {_magnitude_words(means)}")
+    for axes in panels.flat[len(functions) :]:
+        axes.set_visible(False)
+    reading = "The line is the mean weight of samples by magnitude from 0 to 10, the band its standard error."
+    return Picture("magnitudes", "Weight against magnitude", reading, "; ".join(words) + ".", figure)
+
+
+def _by_magnitude(axes: Any, means: Sequence[Mean], name: str) -> None:
+    width = MAX_MAGNITUDE / BINS
+    centers = [width * (part + 0.5) for part in range(BINS)] if len(means) > 1 else [0, MAX_MAGNITUDE]
+    means = means if len(means) > 1 else [means[0]] * 2
+    weights, errors = np.array([mean.weight for mean in means]), np.array([_error(mean) for mean in means])
+    axes.axhline(1, color=INK, linewidth=0.7, linestyle=":")
+    axes.fill_between(centers, weights - errors, weights + errors, color=COLORS[0], alpha=0.3, linewidth=0)
+    axes.plot(centers, weights, color=COLORS[0], marker="o" if len(means) > 2 else "", markersize=2.5)
+    axes.set(title=name, xlim=(0, MAX_MAGNITUDE), xticks=[0, 5, 10])
+
+
+def _error(mean: Mean) -> float:
+    return 0.0 if np.isnan(mean.error) else mean.error
+
+
+def _magnitude_words(means: Sequence[Mean]) -> str:
+    if len(means) == 1:
+        return f"mean weight {means[0].weight:.2f} of {means[0].count} samples, it takes no magnitude"
+    width = MAX_MAGNITUDE / BINS
+    parts = [
+        f"{width * place:g} to {width * (place + 1):g} {mean.weight:.2f}"
+        for place, mean in enumerate(means) if mean.count
+    ]  # fmt: skip
+    return f"mean weight by magnitude {', '.join(parts)}, of {sum(mean.count for mean in means)} samples"
+
+
+@drawn
+def classes(seen: Seen) -> Picture | None:
+    """Mean weights of classes under functions, as multiples of what a function gets over all classes; none where no
+    class has enough samples."""
+    found = by_class(seen)
+    if not found.labels:
+        return None
+    names = [OPS[function].name for function in found.functions]
+    figure = Figure(figsize=(4.9, 1.5 + 0.22 * len(found.labels)), layout="constrained")
+    axes = figure.subplots()
+    reach = max(0.05, float(np.nanmax(np.abs(found.relative - 1))))
+    axes.imshow(tint(np.nan_to_num(found.relative, nan=1.0), reach), aspect="auto", interpolation="nearest")
+    for row, column in np.argwhere(np.isnan(found.relative)):
+        axes.text(column, row, "·", ha="center", va="center", fontsize=7)
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor", fontsize=7.5)
+    labels = [seen.name(label) for label in found.labels]
+    axes.set_yticks(range(len(labels)), [shortened(label) for label in labels], fontsize=7.5)
+    axes.grid(visible=False)
+    for edge in axes.spines.values():
+        edge.set_visible(False)
+    pairs = [f"{label} under {name}" for label in labels for name in names]
+    order = ranked(found.relative.flatten().tolist(), pairs)
+    words = f"Weights of classes as multiples of a function's mean weight: {order}."
+    if found.left_out:
+        words += f" {found.left_out} classes that differ less, or have too few samples, are left out."
+    reading = (
+        "Red: samples of the class weigh more under the function than samples of all classes do; blue: less. Full "
+        f"color is {1 - reach:.2f} and {1 + reach:.2f}; a dot has too few samples."
+    )
+    return Picture("classes", "Preferences by class", reading, words, figure)
+
+
+def shortened(name: str) -> str:
+    return name if len(name) <= 18 else f"{name[:17]}…"
+
+
+def shown(seen: Seen) -> dict[str, list[int]]:
+    """Places of the pictures: of the highest and lowest weights, and of weights that go against the loss."""
+    m = len(seen.pictures.sample)
+    contrasts = min(CONTRASTS, m // 4)
+    most = m // 2 - contrasts
+    places, parts = list(range(m)), {}
+    for name, count in (("high", most), ("low", most), ("hard", contrasts), ("easy", contrasts)):
+        parts[name], places = places[:count], places[count:]
+    return parts
+
+
+def sample_words(seen: Seen, place: int, size: int) -> str:
+    """What was done to a sample that is shown, and what came of it."""
+    sample = seen.pictures.sample[place]
+    first, second = figures.describe(seen.transformation[sample], seen.space, size)
+    return (
+        f"{seen.name(int(seen.label[sample]))}, {first}, then {second}: weight {seen.weight[sample]:.2f}, "
+        f"loss {seen.loss[sample]:.2g}"
+    )
+
+
+def samples(seen: Seen, size: int) -> Picture:
+    """Augmented samples with the highest and lowest weights, for a file; a page shows them one by one."""
+    parts = shown(seen)
+    columns = max(1, len(parts["high"]) // 2)
+    places = torch.tensor([*parts["high"][: 2 * columns], *parts["low"][: 2 * columns]])
+    rows = torch.tensor(seen.pictures.sample)[places]
+    weight = torch.from_numpy(seen.weight)[rows]
+    title = f"Augmented samples with the highest and lowest weights, after epoch {seen.epoch}; 1 is the mean"
+    figure = figures.weighted_samples(
+        seen.pictures.images[places], seen.transformation[rows], weight / len(rows), seen.space, title, columns
+    )
+    words = "; ".join(sample_words(seen, int(place), size) for place in places)
+    return Picture("samples", title, "Above each sample its weight and its transformation.", words, figure)
+
+
+CONTRAST_TITLES = {"hard": "high loss, low weight", "easy": "low loss, high weight"}
+
+
+@drawn
+def contrasts(seen: Seen, size: int) -> Picture:
+    """Weights against losses, each sample as it was, augmented, and beside the nearest validation image of another
+    class, where that was looked for: the paper's figure of Omniglot."""
+    pictures, parts = seen.pictures, shown(seen)
+    rows = {"original": pictures.originals, "augmented": pictures.images}
+    rows |= {} if pictures.negatives is None else {"hard negative": pictures.negatives}
+    columns = len(parts["hard"])
+    figure = Figure(figsize=(0.6 + 1.15 * columns, 2 * (0.55 + 1.2 * len(rows))), layout="constrained")
+    for half, (name, title) in zip(np.atleast_1d(figure.subfigures(2, 1)), CONTRAST_TITLES.items(), strict=True):  # type: ignore[arg-type]
+        half.suptitle(title, fontsize=10)
+        panels = half.subplots(len(rows), columns, squeeze=False)
+        for line, (what, images) in zip(panels, rows.items(), strict=True):
+            line[0].set_ylabel(what, fontsize=8)
+            for axes, place in zip(line, parts[name], strict=True):
+                axes.imshow(images[place].expand(3, -1, -1).permute(1, 2, 0).numpy(), interpolation="nearest")
+                axes.set(xticks=[], yticks=[])
+                axes.grid(visible=False)
+                axes.set_title(_contrast_title(seen, place, what, size), fontsize=6, loc="center", fontweight="normal")
+    words = "; ".join(sample_words(seen, place, size) for name in CONTRAST_TITLES for place in parts[name])
+    reading = "What a transformation made look like another class has a high loss and should have a low weight."
+    return Picture("contrasts", "Weights against losses", reading, words, figure)
+
+
+def _contrast_title(seen: Seen, place: int, what: str, size: int) -> str:
+    sample = seen.pictures.sample[place]
+    if what == "original":
+        return shortened(seen.name(int(seen.label[sample])))
+    if what == "hard negative":
+        return (
+            f"{shortened(seen.name(seen.pictures.negative_labels[place]))}\n{seen.pictures.similarity[place]:.2f} alike"
+        )
+    first, second = figures.describe(seen.transformation[sample], seen.space, size)
+    return f"{first}\n{second}\nw {seen.weight[sample]:.2f}, l {seen.loss[sample]:.2g}"

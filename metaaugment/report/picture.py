@@ -1,0 +1,114 @@
+"""A picture with the words that stand for it, for a page in light or dark colors and for files."""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from html import escape
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+# Drawn for white paper. On a page the three neutral colors become those of the page, by their names in page.html; the
+# others can be told from white and from black, and from each other by the color-blind.
+INK, FAINT, PAPER = "#1c2024", "#d5d9dd", "#fefefe"
+ON_PAGE = {INK: "var(--ink)", FAINT: "var(--line)", PAPER: "var(--paper)"}
+COLORS = ("#2f7fc1", "#d9772b", "#2f9a76", "#b65fa5", "#8a7a1f", "#c7505a", "#7768c8", "#7c858d")
+ABOVE, BELOW = (200, 70, 60), (40, 110, 190)  # a mean weight, or the uniform probability
+
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "text.color": INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "text.parse_math": False,  # names of classes are no formulas
+    "svg.fonttype": "none",
+}
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A figure, with all that it says in words: for those who do not see it, and to be searched."""
+
+    name: str  # of its file
+    title: str
+    reading: str  # how it is read, in a sentence
+    words: str  # what it shows
+    figure: Figure
+
+    def svg(self, page: str) -> str:
+        """To stand in a page, where `page` tells it from others; without a color of its own for text and lines."""
+        content = io.StringIO()
+        with drawing({"svg.hashsalt": f"{page}-{self.name}"}):
+            self.figure.savefig(content, format="svg", transparent=True, metadata=NO_METADATA)
+        text = content.getvalue()
+        text = text[text.index("<svg") :]
+        text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
+        used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
+        text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
+        for drawn, shown in ON_PAGE.items():
+            text = text.replace(drawn, shown)
+        size = re.search(r'viewBox="[^"]*"', text)
+        assert size is not None
+        head = f'<svg role="img" aria-label="{escape(self.words)}" {size[0]}>'
+        return re.sub(r"\n\s*", "\n", head + text[text.index(">") + 1 :])
+
+    def save(self, folder: Path, name: str) -> None:
+        """As PNG and as SVG."""
+        with drawing({"svg.hashsalt": name}):
+            self.figure.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
+            self.figure.savefig(folder / f"{name}.svg", facecolor="white", metadata={"Title": self.words})
+
+
+@contextmanager
+def drawing(more: dict[str, str] | None = None) -> Iterator[None]:
+    style: dict[Any, Any] = {**STYLE, **(more or {})}
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the page has fonts of its own
+        yield
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def drawn(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that draws, in the style of the report."""
+
+    @wraps(function)
+    def draw(*args: P.args, **kwargs: P.kwargs) -> R:
+        with drawing():
+            return function(*args, **kwargs)
+
+    return draw
+
+
+def tint(relative: np.ndarray, reach: float) -> np.ndarray:
+    """Colors [..., 4] in 0..1 for multiples of 1: red above, blue below, clear at 1, so that any paper will do."""
+    strength = np.clip(np.abs(relative - 1) / reach, 0, 1)
+    color = np.where((relative > 1)[..., None], ABOVE, BELOW) / 255
+    return np.concatenate([color, 0.92 * strength[..., None]], -1)

@@ -1,0 +1,249 @@
+"""Runs as a report reads them: what their folders hold, and in plain words what is missing."""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.ops import PAPER_OPS
+from metaaugment.report.seen import Seen, printable
+from metaaugment.report.seen import read as read_seen
+from metaaugment.training.checkpoint import LOOK
+from metaaugment.training.folder import RECIPE, RESULT, read_json
+from metaaugment.training.log import Row
+from metaaugment.training.look import QUANTILES
+
+LOG = "log.jsonl"
+K = len(PAPER_OPS)
+LARGEST = 1e100  # what can still be drawn
+# What every epoch of a run has.
+FIGURES = ("train_loss", "val_loss", "val_accuracy", "alpha", "effective_samples")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The folder of a run, as far as it can be read."""
+
+    folder: Path
+    recipe: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    result: dict[str, Any] | None = None
+    seen: Seen | None = None
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return printable(self.recipe.get("name", self.folder.name))
+
+    @property
+    def method(self) -> str:
+        return printable(self.recipe.get("method", "unknown method"))
+
+    @property
+    def dataset(self) -> str:
+        return printable(self.recipe.get("dataset", "unknown data"))
+
+    @property
+    def planned(self) -> int | None:
+        """Epochs that it is to have."""
+        return self.count("epochs")
+
+    def count(self, key: str) -> int | None:
+        """A whole number of the recipe, where it is one."""
+        value = self.recipe.get(key)
+        return value if is_count(value) else None
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether it weights samples, which the compared methods do not."""
+        return self.method == "metaaugment"
+
+    @property
+    def learns(self) -> bool:
+        """Whether its policy is learned, and not one from a file."""
+        return self.has_policy and self.recipe.get("policy") is None
+
+    @property
+    def test_accuracy(self) -> float | None:
+        accuracy = (self.result or {}).get("test_accuracy")
+        return accuracy if is_number(accuracy) else None
+
+    @cached_property
+    def epochs(self) -> np.ndarray:
+        return np.array([row["epoch"] for row in self.rows], dtype=int)
+
+    def values(self, key: str) -> np.ndarray:
+        """A figure of the log by epoch; NaN where it is none."""
+        return np.array([value if is_number(value := row.get(key)) else math.nan for row in self.rows], dtype=float)
+
+    @cached_property
+    def distributions(self) -> tuple[np.ndarray, np.ndarray]:
+        """Epochs, and p_{j,k} after each of them, [epochs, K, K]."""
+        return self._arrays("probabilities", (K, K))
+
+    @cached_property
+    def quantiles(self) -> tuple[np.ndarray, np.ndarray]:
+        """Epochs, and the quantiles of the weights of a mini-batch, [epochs, 7]."""
+        return self._arrays("weights", (len(QUANTILES),))
+
+    def _arrays(self, key: str, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        found = [(row["epoch"], array) for row in self.rows if (array := _array(row.get(key), shape)) is not None]
+        return np.array([epoch for epoch, _ in found], dtype=int), np.array([a for _, a in found]).reshape(-1, *shape)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and is_number(value) and 0 <= value < 10**9
+
+
+def _array(value: object, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Numbers of a shape that can be probabilities or weights, or none."""
+    try:
+        array = np.array(value)
+    except ValueError:  # rows of different lengths
+        return None
+    if array.shape != shape or array.dtype.kind not in "if":
+        return None
+    good = ((array >= 0) & (array < LARGEST)).all() and array.sum() > 0
+    return array.astype(float) if good else None
+
+
+def find(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs in folders or below them, each once, and what is to be said of folders that hold none."""
+    folders: dict[Path, Path] = {}
+    empty = []
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist; name the folder of a run, or one that holds runs")
+        if not path.is_dir():
+            raise ValueError(f"{path} is a file; name the folder of a run, or one that holds runs")
+        found = run_folders(path)
+        folders |= {folder.resolve(): folder for folder in found if folder.resolve() not in folders}
+        if not found:
+            empty.append(f"{printable(path)} holds no run: neither {RECIPE} nor {LOG} is in it or below it")
+    return [read(folder) for folder in folders.values()], empty
+
+
+def run_folders(path: Path) -> list[Path]:
+    found = []
+    for folder, below, files in os.walk(path):
+        if RECIPE in files or LOG in files:
+            found.append(Path(folder))
+            below.clear()
+        below[:] = sorted(name for name in below if not name.startswith("."))
+    return found
+
+
+def read(folder: Path) -> Run:
+    """A run as far as it can be read; nothing that its folder may hold is an error."""
+    missing: list[str] = []
+    recipe = _json(folder / RECIPE, missing)
+    rows = _rows(folder / LOG, missing)
+    result = _json(folder / RESULT, [] if not (folder / RESULT).exists() else missing)
+    if recipe is None and result is not None and isinstance(result.get("recipe"), dict):
+        recipe = result["recipe"]
+    run = Run(folder, _completed(recipe or {}), rows, result, _look(folder / LOOK, missing), missing)
+    if rows and run.has_policy:
+        for (epochs, _), what in (
+            (run.distributions, "how often each pair of functions was drawn"),
+            (run.quantiles, "how the weights spread"),
+        ):
+            if gaps := len(rows) - len(epochs):
+                missing.append(
+                    f"{LOG} does not say {what}" + (f" in {gaps} of {len(rows)} epochs" if len(epochs) else "")
+                )
+        if run.seen is None and not (folder / LOOK).exists():
+            missing.append(f"there is no {LOOK}: no samples, and nothing by magnitude or class")
+    if result is None:
+        done = f"{len(rows)} of {run.planned} epochs are done" if run.planned else f"{len(rows)} epochs are done"
+        missing.append(f"it is not finished: {done}, and there is no test accuracy yet")
+    return run
+
+
+def _completed(recipe: dict[str, Any]) -> dict[str, Any]:
+    """With the values of fields that came after the run was made; as it is where it is a recipe of another version."""
+    try:
+        return Recipe.from_json(recipe).to_json()
+    except ValueError:
+        return recipe
+
+
+def _json(file: Path, missing: list[str]) -> dict[str, Any] | None:
+    try:
+        return read_json(file)
+    except FileNotFoundError:
+        missing.append(f"there is no {file.name}")
+    except (OSError, ValueError) as error:
+        missing.append(_reason(file, error))
+    return None
+
+
+def _look(file: Path, missing: list[str]) -> Seen | None:
+    try:
+        return read_seen(file)
+    except FileNotFoundError:
+        return None  # who trains without a policy has none
+    except (OSError, ValueError) as error:
+        missing.append(_reason(file, error))
+    return None
+
+
+def _rows(file: Path, missing: list[str]) -> list[Row]:
+    """One row an epoch, in order; of an epoch that is there twice the later row."""
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        missing.append(f"there is no {file.name}: nothing is known of any epoch")
+        return []
+    except OSError as error:
+        missing.append(_reason(file, error))
+        return []
+    rows: dict[int, Row] = {}
+    bad = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict) and is_count(row.get("epoch")) and row["epoch"] > 0:
+            rows[row["epoch"]] = row
+        elif line.strip():
+            bad.append(number)
+    if bad:
+        missing.append(f"{_some('line', bad)} of {file.name} cannot be read as a row, and {_is(bad)} left out")
+    if not rows:
+        missing.append(f"{file.name} has no row of an epoch yet")
+    for key in FIGURES:
+        gaps = [epoch for epoch, row in rows.items() if not is_number(row.get(key))]
+        if gaps:
+            missing.append(f"{key} is not finite or not there in {_some('epoch', gaps)}")
+    return [rows[epoch] for epoch in sorted(rows)]
+
+
+def _some(what: str, numbers: Sequence[int]) -> str:
+    """A few of them by number."""
+    if len(numbers) == 1:
+        return f"{what} {numbers[0]}"
+    named = ", ".join(map(str, numbers[:3]))
+    return f"{what}s {named}" + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
+
+
+def _is(numbers: Sequence[int]) -> str:
+    return "is" if len(numbers) == 1 else "are"
+
+
+def _reason(file: Path, error: Exception) -> str:
+    """Without the folder, which is named already."""
+    if isinstance(error, OSError):
+        return f"{file.name} cannot be read: {error.strerror or error}"
+    return printable(str(error).replace(str(file), file.name))

@@ -1,0 +1,47 @@
+"""A report that follows its runs: written anew when one of them has gone on, until all have a result."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from metaaugment.report.page import Report
+from metaaugment.report.runs import LOG, run_folders
+from metaaugment.training.checkpoint import LOOK
+from metaaugment.training.folder import RECIPE, RESULT
+from metaaugment.training.interruption import Interrupted, Interruption
+
+LOOK_EVERY = 0.5  # seconds
+REFRESH = 5  # seconds after which the page loads itself anew
+
+
+def watch(paths: Sequence[Path], write: Callable[[Report, int | None], None]) -> None:
+    """Hand each state of the runs to `write`, with the seconds to the next look, or none with the last one.
+
+    Raises `Interrupted` after a signal.
+    """
+    before = None
+    with Interruption() as interruption:
+        while True:
+            now = state(paths)
+            if now != before:
+                report = Report.of(paths)
+                write(report, None if report.finished else REFRESH)
+                if report.finished:
+                    return
+                before = now
+            time.sleep(LOOK_EVERY)
+            if interruption.signum is not None:
+                raise Interrupted(interruption.signum)
+
+
+def state(paths: Sequence[Path]) -> dict[Path, tuple[int, int]]:
+    """What changes when a run goes on."""
+    found = {}
+    for folder in (folder for path in paths for folder in run_folders(path)):
+        for name in (RECIPE, LOG, LOOK, RESULT):
+            try:
+                about = (folder / name).stat()
+            except OSError:
+                continue
+            found[folder / name] = (about.st_mtime_ns, about.st_size)
+    return found

@@ -1,0 +1,27 @@
+"""Commands that would take too long, taken down to what they would do."""
+
+from collections.abc import Sequence
+from unittest.mock import MagicMock
+
+import pytest
+
+import metaaugment.search.search as searching
+from metaaugment import cli
+from metaaugment.data import download
+from metaaugment.experiments import export, reproduce, run
+from metaaugment.report import watch
+
+
+def understood(commands: Sequence[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What each of our commands would do, in a word or two; one that is refused ends the test."""
+    asked = []
+    monkeypatch.setattr(run, "train", lambda recipe, place, console: asked.append(recipe.name))
+    monkeypatch.setattr(searching, "search", lambda kind, recipe, *more: asked.append(f"{kind.system} {recipe.name}"))
+    monkeypatch.setattr(reproduce, "reproduce", lambda rows, *more: asked.append(rows[0].table))
+    monkeypatch.setattr(download, "get", lambda name, *more: asked.append(name))
+    monkeypatch.setattr(export, "learned_policy", lambda folder: MagicMock(save=lambda *_: asked.append("export")))
+    monkeypatch.setattr(watch, "watch", lambda runs, write: asked.append("watch"))
+    for command in commands:
+        assert command[0] == "metaaugment"
+        cli.main(command[1:])
+    return asked

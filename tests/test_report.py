@@ -1,0 +1,412 @@
+"""What a report reads from runs and says of them: its tables, its words and its warnings."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from torch.optim import Adam
+
+import metaaugment as ma
+from metaaugment import cli, sealed
+from metaaugment.data import DataSet, Images
+from metaaugment.data.batches import Reader
+from metaaugment.experiments import run as training
+from metaaugment.experiments.experiment import assemble
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
+from metaaugment.ops import INDEX
+from metaaugment.report import comparison, concerns, curves, learned, preferences, runs
+from metaaugment.report.page import Report
+from metaaugment.report.seen import Pictures, Seen
+from metaaugment.training import folder as run_folder
+from metaaugment.training.trainer import Phase
+
+Rows = list[dict[str, Any]]
+UNIFORM = [[1 / 196] * 14] * 14
+MACHINE = {"hardware": "2 cores", "threads": 1}
+
+
+def row(epoch: int, **figures: Any) -> dict[str, Any]:
+    usual = {"train_loss": 1.0, "val_loss": 0.5, "val_accuracy": 0.9, "alpha": 0.1 + 0.001 * epoch, "skipped": 0,
+             "effective_samples": 0.9, "seconds": 2.0, "probabilities": UNIFORM,
+             "weights": [0.1, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0]}  # fmt: skip
+    return {"epoch": epoch, **usual, **figures}
+
+
+def write_run(folder: Path, rows: Rows | int = 4, finished: bool = True, result: Any = None, **recipe: Any) -> Path:
+    """A run as its trainer leaves it, with figures of our own."""
+    rows = [row(epoch) for epoch in range(1, rows + 1)] if isinstance(rows, int) else rows
+    folder.mkdir(parents=True)
+    written = {**RECIPES["digits"]().to_json(), "epochs": max(len(rows), 1), **recipe}
+    run_folder.write_json(folder / "recipe.json", written)
+    (folder / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    if finished:
+        usual = {"test_accuracy": 0.9, "val_accuracy": 0.9, "machine": MACHINE, "precision": "float32",
+                 "data": {"val": 100, "test": 600, "fingerprint": "abc"}}  # fmt: skip
+        run_folder.write_json(folder / "result.json", usual | (result or {}))
+    return folder
+
+
+def said(run: Path) -> str:
+    """All warnings on a run."""
+    return " ".join(concerns.concerns(runs.read(run)))
+
+
+def seen_of(weight: list[float], first: list[int], magnitude: list[float], label: list[int]) -> Seen:
+    """Samples by hand, whose second function is always Identity."""
+    n = len(weight)
+    t = ma.Transformation(
+        torch.tensor(first),
+        torch.full((n,), INDEX["Identity"]),
+        torch.stack([torch.tensor(magnitude), torch.zeros(n)], 1),
+        torch.ones(n, 2, dtype=torch.int8),
+    )
+    none = torch.zeros(0, 1, 4, 4, dtype=torch.uint8)
+    values = np.array(weight), np.zeros(n)
+    return Seen(
+        1, "metaaugment", ["a", "b"], np.ones(n), np.arange(n), np.array(label), t, *values, Pictures([], none, none)
+    )
+
+
+# -- what a folder holds ----------------------------------------------------------------------------------------------
+
+
+def test_a_whole_run_misses_only_its_look(tmp_path: Path) -> None:
+    run = runs.read(write_run(tmp_path / "run"))
+    assert run.missing == ["there is no look.safetensors: no samples, and nothing by magnitude or class"]
+    assert run.distributions[1].shape == (4, 14, 14)
+    assert run.quantiles[1].shape == (4, 7)
+
+
+def test_a_baseline_has_no_policy_to_miss(tmp_path: Path) -> None:
+    rows = [{key: value for key, value in row(1).items() if key not in ("probabilities", "weights")}]
+    assert runs.read(write_run(tmp_path / "run", rows, method="baseline")).missing == []
+
+
+def test_folders_are_gone_through_and_each_run_is_read_once(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / "runs" / "digits" / f"baseline-seed{seed}", method="baseline", seed=seed)
+    found, empty = runs.find([tmp_path / "runs", tmp_path / "runs" / "digits" / "baseline-seed1"])
+    assert [run.folder.name for run in found] == ["baseline-seed0", "baseline-seed1"]
+    assert empty == []
+
+
+def test_empty_and_foreign_folders_are_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "photo.txt").write_text("a cat")
+    found, empty = runs.find([tmp_path])
+    assert not found
+    assert empty == [f"{tmp_path} holds no run: neither recipe.json nor log.jsonl is in it or below it"]
+
+
+def test_a_log_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"level": "info"}\n[1, 2]\n\x00\xff\nEpoch 1: fine\n{"epoch": "x"}\n')
+    run = runs.read(tmp_path)
+    assert run.rows == []
+    assert "lines 1, 2, 3 and 2 more of log.jsonl cannot be read as a row, and are left out" in run.missing
+    assert "there is no recipe.json" in run.missing
+    assert Report([run], []).html()
+
+
+def test_a_half_written_run(tmp_path: Path) -> None:
+    """Killed while it wrote a row: the rows before are there."""
+    folder = write_run(tmp_path / "run", 3, finished=False, epochs=9)
+    with (folder / "log.jsonl").open("a") as log:
+        log.write('{"epoch": 4, "train_lo')
+    (folder / "look.safetensors").write_bytes(b"half a look")
+    run = runs.read(folder)
+    assert run.epochs.tolist() == [1, 2, 3]
+    assert "line 4 of log.jsonl cannot be read as a row, and is left out" in run.missing
+    assert "it is not finished: 3 of 9 epochs are done, and there is no test accuracy yet" in run.missing
+    assert any(sentence.startswith("look.safetensors is cut off or damaged") for sentence in run.missing)
+
+
+def test_a_damaged_recipe_and_result(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "recipe.json").write_text('{"name": "dig')
+    (folder / "result.json").write_text("[]")
+    missing = " ".join(runs.read(folder).missing)
+    assert "recipe.json is damaged" in missing
+    assert "result.json is damaged" in missing
+
+
+@pytest.mark.parametrize("nothing", [math.nan, None, "0.3", True, math.inf])
+def test_a_log_with_nan(nothing: object, tmp_path: Path) -> None:
+    """json.dumps writes NaN, which JSON has not; it is read, and shown as a gap."""
+    rows = [row(1), row(2, val_loss=nothing, probabilities=[[nothing] * 14] * 14), row(3)]
+    run = runs.read(write_run(tmp_path / "run", rows))
+    assert np.isnan(run.values("val_loss")).tolist() == [False, True, False]
+    assert "val_loss is not finite or not there in epoch 2" in run.missing
+    assert "log.jsonl does not say how often each pair of functions was drawn in 1 of 3 epochs" in run.missing
+    assert run.distributions[0].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("change", [
+    lambda look: look.pop("samples"),
+    lambda look: look.update(space="nowhere"),
+    lambda look: look.update(shown=3),
+    lambda look: look["samples"].update(first=torch.tensor([99])),
+    lambda look: look["samples"].update(weight=torch.tensor([math.nan])),
+    lambda look: look["shown"].update(sample=torch.tensor([7])),
+    lambda look: look["shown"].update(images=torch.zeros(1, 5, 4, 4, dtype=torch.uint8)),
+])  # fmt: skip
+def test_a_look_that_does_not_fit_together_is_left_out(change: Any, tmp_path: Path) -> None:
+    one, image = torch.tensor([0]), torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
+    whole, real = ("epoch", "place", "label", "first", "second"), ("weight", "output", "loss")
+    samples = {**dict.fromkeys(whole, one), **dict.fromkeys(real, one.float())}
+    samples |= {"magnitudes": torch.zeros(1, 2), "signs": torch.ones(1, 2)}
+    shown = {"sample": one, "images": image, "originals": image}
+    look = {"epoch": 1, "space": "metaaugment", "classes": ["a"], "samples": samples, "shown": shown}
+    folder = write_run(tmp_path / "run")
+    sealed.save(folder / "look.safetensors", "look", look)
+    assert runs.read(folder).seen is not None, "it is the change that is refused"
+    change(look)
+    sealed.save(folder / "look.safetensors", "look", look)
+    run = runs.read(folder)
+    assert run.seen is None
+    assert any(sentence.startswith("look.safetensors ") for sentence in run.missing)
+
+
+# -- runs beside each other -------------------------------------------------------------------------------------------
+
+
+def test_seeds_are_mean_and_deviation(tmp_path: Path) -> None:
+    """0.90 and 0.94: mean 92, deviation 2.83, by hand."""
+    for seed, accuracy in enumerate((0.90, 0.94)):
+        write_run(tmp_path / str(seed), seed=seed, result={"test_accuracy": accuracy})
+    write_run(tmp_path / "other", policy_lr=0.5)
+    lines = comparison.table(comparison.groups(runs.find([tmp_path])[0]))
+    assert [(line.label, line.accuracy, line.seeds) for line in lines] == [
+        ("digits · metaaugment · policy lr 0.003", "92.00 ± 2.83", "2"),
+        ("digits · metaaugment · policy lr 0.5", "90.00", "1"),
+    ]
+
+
+def test_recipes_from_before_a_field_was_added_are_the_same(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / str(seed), seed=seed)
+    old = json.loads((tmp_path / "0" / "recipe.json").read_text())
+    del old["learn_alpha"]
+    (tmp_path / "0" / "recipe.json").write_text(json.dumps(old))
+    assert [len(group.runs) for group in comparison.groups(runs.find([tmp_path])[0])] == [2]
+
+
+def test_runs_on_other_images_are_no_seeds_of_each_other(tmp_path: Path) -> None:
+    for seed, fingerprint in enumerate(("abc", "xyz")):
+        write_run(tmp_path / str(seed), seed=seed, dataset="folder", result={"data": {"fingerprint": fingerprint}})
+    labels = [group.label for group in comparison.groups(runs.find([tmp_path])[0])]
+    assert labels == ["digits · metaaugment · data abc", "digits · metaaugment · data xyz"]
+
+
+def test_cost_is_against_plain_training_of_the_same_work(tmp_path: Path) -> None:
+    write_run(tmp_path / "policy", [row(1, seconds=9.0), row(2, seconds=3.0), row(3, seconds=3.0)])
+    write_run(tmp_path / "plain", [row(1, seconds=2.0)], method="baseline")
+    write_run(tmp_path / "larger", [row(1, seconds=2.0)], method="baseline", batch=100)
+    lines = comparison.table(comparison.groups(runs.find([tmp_path])[0]))
+    assert {line.label: line.cost for line in lines}["digits · metaaugment"] == "1.50 ×"
+
+
+@pytest.mark.parametrize(("other", "reason"), [
+    ({"method": "randaugment"}, "no run with --method baseline"),
+    ({"method": "baseline", "batch": 7}, "no run with --method baseline"),
+    ({"method": "baseline", "result": {"machine": {"hardware": "a GPU"}}}, "no run with --method baseline"),
+])  # fmt: skip
+def test_a_cost_without_its_measure_is_a_dash_with_a_reason(other: Any, reason: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "policy")
+    write_run(tmp_path / "other", **other)
+    line = next(line for line in comparison.table(comparison.groups(runs.find([tmp_path])[0])) if "meta" in line.label)
+    assert line.cost == "–"
+    assert reason in line.why
+
+
+def test_likeness_by_hand() -> None:
+    """Two distributions over four pairs that share 0.4 + 0.1 + 0.1 + 0.2 of their draws."""
+    p, q = np.array([[0.4, 0.1], [0.2, 0.3]]), np.array([[0.5, 0.2], [0.1, 0.2]])
+    correlation, shared = comparison.likeness(p, q)
+    assert shared == pytest.approx(0.8)
+    assert correlation == pytest.approx(0.05 / math.sqrt(0.05 * 0.09))
+    assert comparison.likeness(p, p) == (pytest.approx(1), 1)
+    assert math.isnan(comparison.likeness(p, np.full((2, 2), 0.25))[0])
+
+
+def test_two_networks_are_compared_beside_two_seeds_of_one(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    p = generator.random((14, 14))
+    for seed in range(2):
+        write_run(tmp_path / f"a{seed}", [row(1, probabilities=(p / p.sum()).tolist())], seed=seed)
+    write_run(tmp_path / "b", [row(1, probabilities=(p.T / p.sum()).tolist())], network="wrn-40-2")
+    small, both = comparison.alike(comparison.groups(runs.find([tmp_path])[0]))
+    assert (small.other, small.pairs, small.correlation) == ("its other seeds", 1, pytest.approx(1))
+    assert ("wrn-40-2" in both.other, both.pairs) == (True, 2)
+    assert both.correlation == pytest.approx(np.corrcoef(p.flatten(), p.T.flatten())[0, 1])
+
+
+# -- what a policy prefers --------------------------------------------------------------------------------------------
+
+
+def test_weights_by_function_and_magnitude_by_hand() -> None:
+    rotate, color = INDEX["Rotate"], INDEX["Color"]
+    seen = seen_of([1.0, 3.0, 0.5, 0.7], [rotate, rotate, color, rotate], [1.0, 1.5, 5.0, 10.0], [0, 0, 1, 1])
+    means = preferences.by_function(seen)
+    assert set(means) == {rotate, color, INDEX["Identity"]}
+    assert means[rotate].weight == pytest.approx(4.7 / 3)
+    assert means[INDEX["Identity"]].count == 4
+    by_magnitude = preferences.by_magnitude(seen, rotate)
+    assert [mean.count for mean in by_magnitude] == [2, 0, 0, 0, 1]
+    assert by_magnitude[0].weight == 2
+    assert by_magnitude[0].error == pytest.approx(1)
+    words = learned.weight_by_magnitude(seen, [rotate, INDEX["Identity"]]).words
+    assert "Rotate: mean weight by magnitude 0 to 2 2.00, 8 to 10 0.70, of 3 samples" in words
+    assert "Identity: mean weight 1.30 of 4 samples, it takes no magnitude" in words
+
+
+def test_weights_by_class_are_relative_to_the_function() -> None:
+    """Under Rotate class a weighs 0.5 and class b 1.5: half of, and one and a half times its mean."""
+    seen = seen_of([0.5] * 10 + [1.5] * 10, [INDEX["Rotate"]] * 20, [5.0] * 20, [0] * 10 + [1] * 10)
+    found = preferences.by_class(seen)
+    column = found.functions.index(INDEX["Rotate"])
+    assert found.relative[:, column].tolist() == [0.5, 1.5]
+    picture = learned.classes(seen)
+    assert picture is not None
+    assert "b under Rotate 1.50" in picture.words
+    few = seen_of([0.5, 1.5], [INDEX["Rotate"]] * 2, [5.0] * 2, [0, 1])
+    assert learned.classes(few) is None, "a mean of one sample says nothing"
+
+
+def test_only_later_samples_count() -> None:
+    seen = seen_of([9.0, 9.0, 1.0, 1.0], [INDEX["Color"]] * 4, [5.0] * 4, [0] * 4)
+    seen = replace(seen, epochs=np.array([1, 2, 9, 10]))
+    assert preferences.by_function(seen)[INDEX["Color"]].weight == 1
+
+
+def test_words_name_the_extreme_pairs() -> None:
+    p = np.ones((14, 14))
+    p[2, 5], p[13, 0] = 3, 0.5
+    words = preferences.extremes(p / p.sum(), 1)
+    assert words == "most drawn Rotate then Color 2.98; least drawn Identity then AutoContrast 0.50"
+
+
+def test_curves_say_their_course(tmp_path: Path) -> None:
+    losses = [2.0, 0.25, None, 0.5]
+    write_run(tmp_path / "run", [row(epoch, val_loss=loss) for epoch, loss in enumerate(losses, 1)])
+    group = comparison.groups(runs.find([tmp_path])[0])
+    picture = curves.over_epochs(group, "val_loss")
+    assert "goes from 2 in epoch 1 to 0.5 in epoch 4, lowest 0.25 in epoch 2" in picture.words
+    assert isinstance(picture.figure, Figure)
+
+
+# -- warnings ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_run_has_no_warning(tmp_path: Path) -> None:
+    assert said(write_run(tmp_path / "run", 20)) == ""
+
+
+@pytest.mark.parametrize(("figures", "recipe", "warning"), [
+    ({"effective_samples": 0.2}, {}, "Weights collapsed: 20% of a mini-batch"),
+    ({"effective_samples": 0.9995}, {}, "Policy idle: weights are uniform"),
+    ({"alpha": 0.1}, {}, "Policy idle: it was never updated"),
+    ({"alpha": 0.1}, {"learn_alpha": False, "policy_lr": 0.0}, "Policy idle: it was never updated"),
+    ({"alpha": 0.001}, {}, "α at zero: it is 0.001 now"),
+    ({"alpha": -0.002}, {}, "α at zero: it is 0 now"),
+    ({"skipped": 3}, {}, "Non-finite steps skipped: 3 gradients"),
+])  # fmt: skip
+def test_warnings(figures: Any, recipe: Any, warning: str, tmp_path: Path) -> None:
+    found = said(write_run(tmp_path / "run", [row(epoch, **figures) for epoch in range(1, 21)], **recipe))
+    assert found.startswith(warning)
+
+
+@pytest.mark.parametrize(("figures", "recipe"), [
+    ({"alpha": 0.1}, {"learn_alpha": False}),  # fixed on purpose
+    ({"alpha": 0.1}, {"policy": "learned.safetensors"}),  # under a policy that was learned before
+    ({"alpha": 0.1, "effective_samples": 1.0}, {"method": "randaugment"}),
+    ({"effective_samples": 0.3}, {}),
+])  # fmt: skip
+def test_what_is_no_reason_to_worry(figures: Any, recipe: Any, tmp_path: Path) -> None:
+    assert said(write_run(tmp_path / "run", [row(epoch, **figures) for epoch in range(1, 21)], **recipe)) == ""
+
+
+def test_phases_on_purpose_are_not_warned_of(tmp_path: Path) -> None:
+    """ImageNet's: equal weights at first, and a frozen policy at last."""
+    rows = [row(e, effective_samples=1.0, alpha=0.1) if e not in (5, 6, 7) else row(e) for e in range(1, 13)]
+    assert said(write_run(tmp_path / "run", rows, random_epochs=4, frozen_epochs=5)) == ""
+
+
+def test_validation_overfitted(tmp_path: Path) -> None:
+    up = [row(e, val_loss=0.3 if 8 <= e <= 13 else 0.6) for e in range(1, 21)]
+    assert "was 0.3 around epoch 8, and is 0.6 now" in said(write_run(tmp_path / "up", up))
+    tiny = [row(e, val_loss=0.004 if e < 10 else 0.008) for e in range(1, 21)]
+    assert said(write_run(tmp_path / "tiny", tiny)) == "", "twice next to nothing"
+    spike = [row(e, val_loss=5.0 if e == 20 else 0.5) for e in range(1, 21)]
+    assert said(write_run(tmp_path / "spike", spike)) == "", "one bad epoch"
+    # 3 standard errors of 0.9 on 100 and 600 images are 9.7 points.
+    assert said(write_run(tmp_path / "chance", 20, result={"val_accuracy": 0.99})) == ""
+    assert "the test accuracy is 10.0% below" in said(write_run(tmp_path / "gap", 20, result={"val_accuracy": 1.0}))
+
+
+# -- the data set with the known answer -------------------------------------------------------------------------------
+
+
+def test_the_report_says_what_the_policy_of_the_known_answer_learned(tmp_path: Path) -> None:
+    """Moves that push the pattern out of the picture destroy the label: those samples have the lowest weights."""
+    sys.path.append(str(Path(__file__).parent.parent / "examples"))
+    import sample_aware
+
+    generator = torch.Generator().manual_seed(0)
+    patterns = [sample_aware.Patterns.draw(n, generator) for n in (5120, 1000, 200)]
+    data = DataSet(
+        "patterns", *(Images(part.images, part.labels) for part in patterns), ("level", "upright"),
+        (100 / 255,), (50 / 255,), (100,),
+    )  # fmt: skip
+    recipe = replace(
+        RECIPES["digits"](), name="patterns", dataset="patterns", space="metaaugment", epochs=8, batch=128, lr=0.02,
+        policy_batch=256, policy_lr=1e-3,
+    )  # fmt: skip
+    experiment = assemble(recipe, data, torch.device("cpu"), Console(quiet=True))
+    torch.manual_seed(0)
+    experiment = replace(experiment, network=sample_aware.task_network())
+
+    def begin(before: ma.Learner | None) -> tuple[ma.Learner, Adam]:
+        learner = experiment.learner(sample_aware.MoveHalf(), ma.PolicyNetwork(64))
+        return learner, Adam(learner.policy_parameters(), recipe.policy_lr)
+
+    run_folder.write_json(tmp_path / "recipe.json", recipe.to_json())
+    training.trainer(experiment, Place(), tmp_path, Reader(0, False), [], [Phase(recipe.epochs, begin)]).run()
+
+    run = runs.read(tmp_path)
+    seen = run.seen
+    assert seen is not None
+    assert concerns.concerns(run) == []
+    means = preferences.by_function(seen)
+    assert means[INDEX["TranslateX"]].weight < 0.7 < 1.05 < means[INDEX["Identity"]].weight
+    of = replace(patterns[0], column=patterns[0].column[seen.place])
+    moved = seen.transformation.first.numpy() == INDEX["TranslateX"]
+    destroyed = moved & of.destroyed_by(seen.transformation).numpy()
+    recent = seen.recent()
+    assert seen.weight[recent & destroyed].mean() < 0.75 * seen.weight[recent & moved & ~destroyed].mean()
+    shown = {name: destroyed[[seen.pictures.sample[place] for place in places]]
+             for name, places in learned.shown(seen).items()}  # fmt: skip
+    assert shown["low"].mean() > 0.7, "a fourth of the samples are moved and destroyed by chance at most"
+    assert not shown["high"].any()
+    words = learned.weight_by_magnitude(seen, [INDEX["TranslateX"]]).words
+    assert words == f"TranslateX: mean weight by magnitude 8 to 10 {means[INDEX['TranslateX']].weight:.2f}, of " \
+                    f"{means[INDEX['TranslateX']].count} samples."  # fmt: skip
+    assert all("TranslateX" in learned.sample_words(seen, place, 20) for place in learned.shown(seen)["low"][:4])
+
+
+def test_a_frozen_policy_is_called_idle(tmp_path: Path) -> None:
+    """Its weights differ, as those of any network that was just initialized."""
+    quick = ("--size", "16", "--per-class", "20", "--batch", "50", "--epochs", "4", "--policy-lr", "0")
+    cli.main(["train", "digits", *quick, "--out", str(tmp_path / "run")])
+    run = runs.read(tmp_path / "run")
+    assert run.values("effective_samples").max() < 0.999
+    assert [sentence.split(":")[0] for sentence in concerns.concerns(run)] == ["Policy idle"]
