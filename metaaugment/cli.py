@@ -297,6 +297,37 @@ def reproduce(
     reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(soft_wrap=True))
 
 
+def diagnose(
+    run: Annotated[Path, Positional, arg(help="The folder of a run.", metavar="RUN")],
+    samples: Annotated[int, arg(help="Training samples to look at, about.")] = 2048,
+    seed: Annotated[int, arg(help="Of what is drawn.")] = 0,
+    data: Annotated[Path | None, option("Folder of the data.", "that of train", "DIR")] = None,
+    device: Device = None,
+    picture: Annotated[Path | None, option("Also draw it.", metavar="FILE")] = None,
+) -> None:
+    """Say whether the policy of a run learns anything, and whether there is more to learn.
+
+    The run's network stands still; nothing is trained. The figures go to diagnosis.json in the folder of the run, where
+    `metaaugment report` finds them.
+    """
+    from metaaugment.experiments.diagnosis import diagnose
+    from metaaugment.experiments.place import Place
+    from metaaugment.experiments.run import as_it_was
+    from metaaugment.report import diagnosis, figures
+    from metaaugment.training import folder
+    from metaaugment.training.progress import counted
+
+    console = Patient(soft_wrap=True)
+    was = as_it_was(run, Place(data=data, device=device), console)
+    update = was.validation.batch if was.policy_optimizer is not None else None
+    found = diagnose(was.learner, was.train, was.validation.split, samples, seed, update, counted(console))
+    folder.write_json(run / folder.DIAGNOSIS, found.to_json())
+    for line in diagnosis.in_words(found):
+        print(line)
+    if picture is not None:
+        print(figures.save(diagnosis.picture(found).figure, picture))
+
+
 def convergence(
     horizons: Annotated[tuple[int, ...], option("Numbers of iterations T.", "256 to 8192, doubling", "T")] = (),
     seeds: Annotated[int, arg(help="Runs of each kind.")] = 3,
@@ -409,6 +440,7 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     app.command(recipes)
     app.command(reproduce)
     app.command(report)
+    app.command(diagnose)
     if args[:1] == ["search"]:
         app.command(search, name="search", help=find_policy.__doc__)
     else:

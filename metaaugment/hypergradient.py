@@ -118,6 +118,7 @@ def along_logits(training: Pass, change: Float[Tensor, "n classes"]) -> Float[Te
     return (gradient * change).flatten(1).sum(1)
 
 
+@torch.no_grad()
 def step_length(training: Pass, v: Gradient) -> Tensor:
     """h for which the move h v has the length ½ precision^(2/3), each tensor of w measured against its own size.
 

@@ -219,11 +219,9 @@ class Learner:
         g = filled(own if world_size() == 1 else [None if t is None else t.clone() for t in own], w)
         add_up(g)
         with undisturbed(network), moved(w, g, -self.alpha.detach()):
-            v = self._validation_gradient(seen, images, labels)
+            v = self._validation_gradient(seen.replay, images, labels)
         add_up(v)
-        precision = seen.replay.rounding(self.alpha.dtype)
-        training = Pass(network, self.parameters, seen.logits, self._again(seen), self._losses_of(seen), precision)
-        seen.alignment = self.route(training, v)
+        seen.alignment = self.alignment(seen, v)
         learned = self.policy_parameters()
         loss = self._outer_loss(seen)
         gradients = filled(torch.autograd.grad(loss, learned, allow_unused=True), learned)
@@ -256,6 +254,20 @@ class Learner:
         if value.requires_grad and not (seen.replay.autocast and seen.replay.precision == torch.float16):
             value.register_hook(lambda _: self._guard_after_backward())
         return value
+
+    def validation_gradient(self, images: Tensor, labels: Tensor) -> list[Tensor]:
+        """∇ L_val at w itself, one tensor a parameter, with batch statistics as in training; without a trace."""
+        check_batch(images, labels, self.device, "validation")
+        with undisturbed(bare(self.network)):
+            v = self._validation_gradient(Replay(self.device), images, labels)
+        add_up(v)
+        return v
+
+    def alignment(self, seen: Observation, v: Sequence[Tensor]) -> Float[Tensor, " n"]:
+        """s = J v: how much the loss of each sample falls with a step along −v."""
+        network, precision = bare(self.network), seen.replay.rounding(self.alpha.dtype)
+        training = Pass(network, self.parameters, seen.logits, self._again(seen), self._losses_of(seen), precision)
+        return self.route(training, v)
 
     def step(
         self,
@@ -351,10 +363,9 @@ class Learner:
 
         return losses
 
-    def _validation_gradient(self, seen: Observation, images: Tensor, labels: Tensor) -> list[Tensor]:
+    def _validation_gradient(self, replay: Replay, images: Tensor, labels: Tensor) -> list[Tensor]:
         """v = ∇ L_val at the parameters as they are now, with batch statistics as in training."""
-        network, replay = bare(self.network), seen.replay
-        w = list(self.parameters.values())
+        network, w = bare(self.network), list(self.parameters.values())
         # Each process has its share of the validation batch; the sum over them is the mean over the whole.
         count = total(torch.full_like(self.alpha.detach(), len(images)))
         v: list[Tensor] = []

@@ -18,6 +18,7 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import find_space
+from metaaugment.training import checkpoint
 from metaaugment.training import folder as run_folder
 from metaaugment.training.evaluation import Score, evaluate
 from metaaugment.training.interruption import Interrupted
@@ -109,6 +110,25 @@ def trainer(
         experiment.network, optimizer, phases, batches, validation, rate, out, identity, precision,
         captured=place.capture and device.type == "cuda", watchers=watchers, look=Look(looked_at, data.classes),
     )  # fmt: skip
+
+
+def as_it_was(folder: Path, place: Place, console: Console) -> Trainer:
+    """The trainer of a run, with network and learner as its last checkpoint has them; nothing is written."""
+    if not (folder / run_folder.RECIPE).exists():
+        raise ValueError(f"{folder} is no run: it has no {run_folder.RECIPE}; name the folder that train wrote to")
+    recipe = read_recipe(folder / run_folder.RECIPE)
+    state = checkpoint.load(folder)
+    if state is None:
+        raise ValueError(f"{folder} has no checkpoint yet; wait for its first epoch, or go on with --resume {folder}")
+    experiment = prepare(recipe, place, console)
+    if state["identity"]["data"] != experiment.data.fingerprint():
+        raise ValueError(
+            f"{folder} was trained on other data than {experiment.data.name} has now: images were added, removed or "
+            "changed since, or --data names another folder"
+        )
+    training = trainer(experiment, place, folder, Reader(place.readers, place.corrupt == "skip"), [])
+    training.load_learned(state)
+    return training
 
 
 def read_recipe(file: Path) -> Recipe:

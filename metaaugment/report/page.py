@@ -16,7 +16,7 @@ from torch import Tensor
 
 import metaaugment
 from metaaugment.ops import PAPER_OPS
-from metaaugment.report import curves, learned, runs
+from metaaugment.report import curves, diagnosis, learned, runs
 from metaaugment.report.comparison import Group, alike, groups, table
 from metaaugment.report.concerns import concerns
 from metaaugment.report.figures import describe
@@ -71,7 +71,8 @@ class Policy:
         """By epoch, and of functions."""
         found = [curves.weight_spread(self.run)] if len(self.run.quantiles[0]) else []
         epochs, p = self.run.distributions
-        return [*found, learned.marginals(p[-1], int(epochs[-1]))] if len(epochs) else found
+        found += [learned.marginals(p[-1], int(epochs[-1]))] if len(epochs) else []
+        return found if self.run.diagnosis is None else [*found, diagnosis.picture(self.run.diagnosis)]
 
     @cached_property
     def magnitudes(self) -> list[Picture]:

@@ -11,12 +11,13 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from metaaugment.experiments.diagnosis import Diagnosis
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import PAPER_OPS
 from metaaugment.report.seen import Seen, printable
 from metaaugment.report.seen import read as read_seen
 from metaaugment.training.checkpoint import LOOK
-from metaaugment.training.folder import RECIPE, RESULT, read_json
+from metaaugment.training.folder import DIAGNOSIS, RECIPE, RESULT, read_json
 from metaaugment.training.log import Row
 from metaaugment.training.look import QUANTILES
 
@@ -37,6 +38,7 @@ class Run:
     result: dict[str, Any] | None = None
     seen: Seen | None = None
     missing: list[str] = field(default_factory=list)
+    diagnosis: Diagnosis | None = None
 
     @property
     def name(self) -> str:
@@ -152,7 +154,8 @@ def read(folder: Path) -> Run:
     result = _json(folder / RESULT, [] if not (folder / RESULT).exists() else missing)
     if recipe is None and result is not None and isinstance(result.get("recipe"), dict):
         recipe = result["recipe"]
-    run = Run(folder, _completed(recipe or {}), rows, result, _look(folder / LOOK, missing), missing)
+    seen, diagnosis = _look(folder / LOOK, missing), _diagnosis(folder / DIAGNOSIS, missing)
+    run = Run(folder, _completed(recipe or {}), rows, result, seen, missing, diagnosis)
     if rows and run.has_policy:
         for (epochs, _), what in (
             (run.distributions, "how often each pair of functions was drawn"),
@@ -193,6 +196,16 @@ def _look(file: Path, missing: list[str]) -> Seen | None:
         return read_seen(file)
     except FileNotFoundError:
         return None  # who trains without a policy has none
+    except (OSError, ValueError) as error:
+        missing.append(_reason(file, error))
+    return None
+
+
+def _diagnosis(file: Path, missing: list[str]) -> Diagnosis | None:
+    try:
+        return Diagnosis.from_json(read_json(file))
+    except FileNotFoundError:
+        return None  # nobody asked for one
     except (OSError, ValueError) as error:
         missing.append(_reason(file, error))
     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from metaaugment.sealed import write_atomically
 
-RECIPE, RESULT, LOCK = "recipe.json", "result.json", ".lock"
+RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"
 BEGINNINGS = (LOCK, f".{RECIPE}.part", ".search.json.part")  # what is there before the recipe is
 
 

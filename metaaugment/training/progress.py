@@ -1,10 +1,11 @@
 """How far a run is: a bar on a terminal, plain lines elsewhere, and TensorBoard where it is wanted."""
 
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, track
 
 from metaaugment.training.log import Row
 from metaaugment.training.trainer import Trainer
@@ -104,6 +105,15 @@ class TensorBoard:
 
     def ended(self, trainer: Trainer) -> None:
         self.writer.close()
+
+
+def counted(console: Console) -> Callable[[Iterable[int], str], Iterable[int]]:
+    """Shows on a terminal how far a loop is, with what it does."""
+
+    def steps(loop: Iterable[int], what: str) -> Iterable[int]:
+        return track(loop, what, console=console, transient=True, disable=not console.is_terminal)
+
+    return steps
 
 
 def duration(seconds: float) -> str:

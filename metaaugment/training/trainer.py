@@ -239,11 +239,15 @@ class Trainer:
             "look": {} if self.look is None else self.look.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_learned(self, state: Mapping[str, Any]) -> None:
+        """The network and the learner as they were, on whatever device; enough to look at them."""
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
         self.network.load_state_dict(state["network"])
         self.learner, self.policy_optimizer = self._begin(self.epoch, None)
         self.learner.load_state_dict(state["learner"])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.load_learned(state)
         self.sums.copy_(state["sums"])
         if self.look is not None:
             self.look.load_state_dict(state.get("look", {}))

@@ -1,0 +1,403 @@
+"""Does the policy learn anything, and could it learn more? Measured on a network that stands still.
+
+A policy can learn what its inputs say of the alignment s_i = ⟨∇L_i(w), ∇L_val(w)⟩. So s is computed for training
+samples augmented as in the run, and three things are asked of it: how much of it is noise of the validation images
+drawn, how much can be predicted, and how much of that is in the policy's outputs already. Correlations throughout,
+repeated over random halves of the validation set: a prediction is fitted to s by one half, and judged on other samples
+by the other half, so that it gains nothing from the noise of a small set. The gradient is taken at w, not at ŵ: no
+policy decides here.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from metaaugment.data.batches import Batches, derived_seed, once
+from metaaugment.data.splits import Split
+from metaaugment.embedding import K, embed
+from metaaugment.learner import Learner
+from metaaugment.observation import Observation
+from metaaugment.ops import OPS
+from metaaugment.policy import clues
+from metaaugment.training.evaluation import evaluate
+
+SMALLEST = 32  # validation images of a draw
+REPEATS = 4  # of random halves
+FIT, STOP = 0.6, 0.2  # shares of the samples that a prediction is fitted to, and that say when to stop; the rest judges
+HIDDEN, EPOCHS, BATCH, RATE, DECAY = 100, 30, 128, 3e-3, 1e-4  # of the network that predicts
+
+# What s is predicted from. The pair is all that a policy of the whole data set knows.
+PAPER, CLUES, LABEL = "feature, embedding", "feature, embedding, clues", "feature, embedding, clues, label"
+INPUTS: dict[str, tuple[str, ...]] = {
+    "pair": ("pair",),
+    **{names: tuple(names.split(", ")) for names in ("embedding", "feature", PAPER, "clues", CLUES, LABEL)},
+}
+
+# Wraps a loop to show how far it is, with what it does.
+Steps = Callable[[Iterable[int], str], Iterable[int]]
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Mean and deviation over repeated halves."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Correlation":
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+
+    @property
+    def error(self) -> float:
+        """Of the mean."""
+        return self.deviation / math.sqrt(REPEATS)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ± {self.deviation:.2f}"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is known of training samples, augmented as in the run: one row each, on the CPU."""
+
+    known: dict[str, Tensor]  # by the names that `INPUTS` uses
+    outputs: Float[Tensor, " n"] | None  # the policy's; None where there is none to learn
+    # By the size of two disjoint validation draws, the largest being halves: s by both, for each repetition.
+    alignment: dict[int, list[tuple[Tensor, Tensor]]]
+
+    @property
+    def halves(self) -> list[tuple[Tensor, Tensor]]:
+        return self.alignment[max(self.alignment)]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, and the verdict."""
+
+    samples: int
+    validation: int
+    update: int | None  # validation images of a policy update of the run
+    accuracy: float  # on the validation images
+    chance: float  # what it would be at most for a network that knows nothing of them
+    noise: dict[int, Correlation]  # of s by two disjoint draws of this size
+    predicted: dict[str, Correlation]  # s, from what
+    captured: Correlation | None  # of the policy's outputs and s
+
+    @property
+    def half(self) -> Correlation:
+        return self.noise[max(self.noise)]
+
+    @property
+    def best(self) -> Correlation:
+        return max(self.predicted.values(), key=lambda found: found.mean)
+
+    def worth_learning(self, found: Correlation) -> bool:
+        """Whether it is no accident, and at least a twenty-fifth of what is not noise: of the variance of s that two
+        halves of the validation images have in common."""
+        return found.mean > 2 * found.error and found.mean**2 >= 0.04 * max(self.half.mean, 0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "verdict": self.verdict()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Diagnosis":
+        """What `to_json` gave; ValueError for anything else."""
+        try:
+            noise = {int(size): _number(found) for size, found in values["noise"].items()}
+            predicted = {name: _number(values["predicted"][name]) for name in INPUTS}
+            captured = None if values["captured"] is None else _number(values["captured"])
+            plain = {name: values[name] for name in ("samples", "validation", "update", "accuracy", "chance")}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"it is no diagnosis ({type(error).__name__}: {error})") from None
+        if not noise or not all(isinstance(v, int | float) for k, v in plain.items() if k != "update"):
+            raise ValueError("it is no diagnosis: numbers are missing")
+        return cls(**plain, noise=noise, predicted=predicted, captured=captured)
+
+    def verdict(self) -> str:
+        """In one sentence; the first that applies."""
+        paper = self.predicted[PAPER]
+        if self.accuracy <= self.chance:
+            return (
+                f"Nothing can be learned: the network is right on {self.accuracy:.1%} of the validation images, no "
+                f"more than by chance (up to {self.chance:.1%}), so it has hardly begun to train, or their labels "
+                "are not those of the training images."
+            )
+        if self.half.mean <= max(2 * self.half.error, 0.05):
+            return (
+                f"The validation set is too small to tell: two halves of its {self.validation} images agree on which "
+                f"samples help by {self.half} only; hold out more."
+            )
+        if not self.worth_learning(self.best):
+            return (
+                "Nothing is left to learn: which samples help cannot be predicted from anything that a policy may see "
+                f"(at best {self.best}); what there was is used up by training."
+            )
+        if self.captured is None:
+            return f"There is something to learn: {self._possible()}; this run has no policy that could."
+        if self.worth_learning(self.captured) and self.captured.mean >= 0.5 * paper.mean:
+            return (
+                f"It learned: its outputs follow the alignment by {self.captured.mean:.2f}, of {paper.mean:.2f} that "
+                f"feature and embedding can say{self._more()}."
+            )
+        if not self.worth_learning(paper):
+            return (
+                f"Nothing is left to learn from what it sees: feature and embedding say {paper} of the alignment; what "
+                f"there was is used up by training. With more to see it could{self._more()}: {self._change()}."
+            )
+        return (
+            f"It could learn more: its outputs follow the alignment by {self.captured.mean:.2f}, and "
+            f"{self._possible()}; {self._change()}."
+        )
+
+    def _possible(self) -> str:
+        return f"feature and embedding can say {self.predicted[PAPER]}{self._more()}"
+
+    def _more(self) -> str:
+        name = max((CLUES, LABEL), key=lambda name: self.predicted[name].mean)
+        found, paper = self.predicted[name], self.predicted[PAPER]
+        if found.mean - paper.mean <= 2 * max(found.error, paper.error):
+            return ""
+        return f", with {'loss and label' if name == LABEL else 'the loss'} {found.mean:.2f}"
+
+    def _change(self) -> str:
+        """What is most likely to help."""
+        more = max((CLUES, LABEL), key=lambda name: self.predicted[name].mean)
+        if self.predicted[more].mean > 1.5 * max(self.predicted[PAPER].mean, 0.05):
+            policy = "label-policy" if more == LABEL else "clue-policy"
+            return f"let it see more, with --policy-network exponential-{policy}"
+        sizes = [size for size in self.noise if self.update is not None and size <= self.update]
+        if sizes and self.noise[max(sizes)].mean < 0.3 and max(sizes) < max(self.noise):
+            return (
+                f"an update by {self.update} validation images is mostly noise: raise --policy-batch, up to all "
+                f"{self.validation}"
+            )
+        return "raise --policy-lr, or have it learn by regression: --policy-network regressing-exponential-clue-policy"
+
+
+def diagnose(
+    learner: Learner,
+    train: Batches,
+    validation: Split,
+    samples: int = 2048,
+    seed: int = 0,
+    update: int | None = None,
+    steps: Steps = lambda loop, what: loop,
+) -> Diagnosis:
+    """Measure, fit and judge.
+
+    Args:
+        learner: of the run, in the state that it has come to; nothing of it is changed.
+        train: mini-batches of the training split.
+        samples: how many training samples to look at, about.
+        update: validation images of a policy update.
+    """
+    check_enough(validation, samples, train.batch * learner.copies)
+    accuracy, chance = beside_chance(learner, train, validation)
+    seen = collect(learner, train, validation, samples, seed, steps)
+    predicted: dict[str, list[float]] = {name: [] for name in INPUTS}
+    for repeat in steps(range(REPEATS), "what can be predicted"):
+        for name, inputs in INPUTS.items():
+            predicted[name].append(predictability(seen, inputs, *seen.halves[repeat], derived_seed(seed, 2, repeat)))
+    return Diagnosis(
+        samples=len(seen.halves[0][0]),
+        validation=len(validation),
+        update=update,
+        accuracy=accuracy,
+        chance=chance,
+        noise={size: Correlation.of([correlation(*both) for both in drawn]) for size, drawn in seen.alignment.items()},
+        predicted={name: Correlation.of(values) for name, values in predicted.items()},
+        captured=captured(seen),
+    )
+
+
+def check_enough(validation: Split, samples: int, batch: int) -> None:
+    if len(validation) < 2 * SMALLEST:
+        raise ValueError(
+            f"the validation split has {len(validation)} images, and its halves are compared; hold out at least "
+            f"{2 * SMALLEST}"
+        )
+    classes = int(validation.labels.max()) + 1
+    if len(validation) < classes:
+        raise ValueError(
+            f"the validation split has {len(validation)} images for {classes} classes and says nothing of most of "
+            f"them; hold out at least {classes}"
+        )
+    if samples < 5 * batch:
+        raise ValueError(f"--samples is {samples}; for mini-batches of {batch} it must be at least {5 * batch}")
+
+
+def beside_chance(learner: Learner, train: Batches, validation: Split) -> tuple[float, float]:
+    """Accuracy on the validation images, and what it may be by chance: the share of the largest class and two standard
+    errors."""
+    score = evaluate(learner.network, once(validation, train.device, train.reader), learner.prepare)
+    n = len(validation)
+    share = int(torch.bincount(validation.labels.cpu()).max()) / n
+    return score.top1, share + 2 * math.sqrt(share * (1 - share) / n)
+
+
+# -- the alignment -----------------------------------------------------------------------------------------------------
+
+
+def collect(learner: Learner, train: Batches, validation: Split, samples: int, seed: int, steps: Steps) -> Samples:
+    """Training samples, and their alignment with each validation draw."""
+    repeated = [halves(validation.labels.cpu(), derived_seed(seed, 0, repeat)) for repeat in range(REPEATS)]
+    half = len(repeated[0][0])
+    sizes = [*(size for k in range(64) if (size := SMALLEST * 2**k) < half), half]
+    draws = [side[:size] for both in repeated for size in sizes for side in both]
+    gradients = [
+        validation_gradient(learner, validation, draws[place], train)
+        for place in steps(range(len(draws)), "validation gradients")
+    ]
+    stream = train.since(0)
+    rows: list[list[Tensor]] = [[] for _ in draws]
+    known: dict[str, list[Tensor]] = {name: [] for name in ("pair", "embedding", "feature", "clues", "label")}
+    outputs = []
+    for step in steps(range(samples // (train.batch * learner.copies)), "alignment of training samples"):
+        look = learner.look(*next(stream), derived_seed(seed, 1, step))
+        for row, v in zip(rows, gradients, strict=True):
+            row.append(learner.alignment(look, v).detach().cpu().double())
+        for name, value in _known(look).items():
+            known[name].append(value.detach().cpu())
+        outputs.append(look.outputs.detach().cpu().double())
+    s = iter([torch.cat(row) for row in rows])
+    drawn = [(size, (next(s), next(s))) for _ in range(REPEATS) for size in sizes]
+    return Samples(
+        known={name: torch.cat(values) for name, values in known.items()},
+        outputs=None if getattr(learner.policy, "blind", False) else torch.cat(outputs),
+        alignment={size: [both for other, both in drawn if other == size] for size in sizes},
+    )
+
+
+def halves(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Two halves without a common image, in an order of which any beginning has all classes alike.
+
+    Otherwise a draw with more images of a class than another would mostly say that, and two halves the opposite.
+    """
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    by_class = order[labels[order].argsort(stable=True)]
+    sorted_labels = labels[by_class]
+    starts = torch.searchsorted(sorted_labels, sorted_labels)
+    turn = torch.arange(len(labels)) - starts  # of an image among those of its class
+    sides = [by_class[turn % 2 == side][turn[turn % 2 == side].argsort(stable=True)] for side in (0, 1)]
+    least = min(map(len, sides))
+    return sides[0][:least], sides[1][:least]
+
+
+def _known(look: Observation) -> dict[str, Tensor]:
+    """What a policy could be told of the samples."""
+    t = look.transformation
+    ours = int(max(t.first.max(), t.second.max())) >= K  # functions that the paper's embedding has no place for
+    return {
+        "pair": t.first * len(OPS) + t.second,
+        "embedding": t.magnitudes if ours else embed(t),
+        "feature": look.features.float(),
+        "clues": clues(look.logits, look.labels),
+        "label": look.labels,
+    }
+
+
+def validation_gradient(learner: Learner, split: Split, places: Tensor, like: Batches) -> list[Tensor]:
+    """Of the mean loss of these images, in parts of a mini-batch, so that memory does not grow with their number."""
+    total: list[Tensor] = []
+    for images, labels in once(split.take(places.to(split.labels.device)), like.device, like.reader, like.batch):
+        share = len(labels) / len(places)
+        part = [share * gradient for gradient in learner.validation_gradient(images, labels)]
+        total = [a + b for a, b in zip(total, part, strict=True)] if total else part
+    return total
+
+
+# -- what can be predicted, and what is captured -----------------------------------------------------------------------
+
+
+class Predictor(nn.Module):
+    """Each input through a layer and ReLU, then together to one number: what a policy network of its kind can say."""
+
+    def __init__(self, inputs: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict(
+            {
+                name: nn.Linear(value.shape[1], HIDDEN)
+                if value.is_floating_point()
+                else nn.Embedding(int(value.max()) + 1, HIDDEN)
+                for name, value in inputs.items()
+            }
+        )
+        self.output = nn.Linear(HIDDEN * len(inputs), 1)
+
+    def forward(self, inputs: dict[str, Tensor]) -> Float[Tensor, " n"]:
+        parts = [layer(inputs[name]).relu() for name, layer in self.layers.items()]
+        return self.output(torch.cat(parts, dim=1)).squeeze(1)
+
+
+def predictability(samples: Samples, names: Sequence[str], one: Tensor, other: Tensor, seed: int) -> float:
+    """Correlation of a prediction from these inputs, fitted to s by one half of the validation images, with s by the
+    other half, on samples that were not fitted."""
+    generator = torch.Generator().manual_seed(seed)
+    n = len(one)
+    fit, stop, judge = torch.randperm(n, generator=generator).split([int(FIT * n), int(STOP * n), _rest(n)])
+    s = standardized(one, fit).float()
+    if tuple(names) == ("pair",):
+        return correlation(pair_means(samples.known["pair"], s, fit)[judge], other[judge])
+    inputs = {name: standardized(samples.known[name], fit) for name in names}
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        predictor = Predictor(inputs)
+    optimizer = torch.optim.Adam(predictor.parameters(), RATE, weight_decay=DECAY)
+    best, found = -math.inf, 0.0
+    for _ in range(EPOCHS):
+        for part in fit[torch.randperm(len(fit), generator=generator)].split(BATCH):
+            error = (predictor({name: value[part] for name, value in inputs.items()}) - s[part]).square().mean()
+            optimizer.zero_grad()
+            error.backward()
+            optimizer.step()
+        with torch.no_grad():
+            said = predictor(inputs)
+        if (score := correlation(said[stop], s[stop])) > best:
+            best, found = score, correlation(said[judge], other[judge])
+    return found
+
+
+def pair_means(pair: Tensor, s: Tensor, fit: Tensor) -> Tensor:
+    """For each sample the mean of its pair among the fitted ones; for pairs not among them the mean of all."""
+    pairs = len(OPS) ** 2
+    count = torch.zeros(pairs).index_add_(0, pair[fit], torch.ones(len(fit)))
+    total = torch.zeros(pairs).index_add_(0, pair[fit], s[fit])
+    return torch.where(count > 0, total / count.clamp(min=1), s[fit].mean())[pair]
+
+
+def captured(samples: Samples) -> Correlation | None:
+    """How far the policy's outputs follow s by half of the validation images."""
+    if samples.outputs is None:
+        return None
+    outputs = samples.outputs
+    return Correlation.of([statistics.fmean(correlation(outputs, s) for s in both) for both in samples.halves])
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    """Pearson's; 0 where one of them does not vary."""
+    a, b = (value.double() - value.double().mean() for value in (a, b))
+    scale = a.norm() * b.norm()
+    return float((a * b).sum() / scale) if scale > 0 else 0.0
+
+
+def standardized(values: Tensor, fit: Tensor) -> Tensor:
+    """By mean and deviation of the fitted samples; whole numbers are names and stay."""
+    if not values.is_floating_point():
+        return values
+    deviation = values[fit].std(0)
+    return (values - values[fit].mean(0)) / torch.where(deviation > 0, deviation, 1)
+
+
+def _rest(n: int) -> int:
+    return n - int(FIT * n) - int(STOP * n)
+
+
+def _number(found: Mapping[str, float]) -> Correlation:
+    return Correlation(float(found["mean"]), float(found["deviation"]))

@@ -1,0 +1,326 @@
+"""Whether a policy learns anything: on data whose answer is known, by hand, and in plain words."""
+
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import metaaugment as ma
+from metaaugment import cli
+from metaaugment.data.batches import Batches
+from metaaugment.data.images import Images
+from metaaugment.experiments import diagnosis
+from metaaugment.experiments.diagnosis import CLUES, INPUTS, LABEL, PAPER, Correlation, Diagnosis, Samples, diagnose
+from metaaugment.ops import INDEX
+from metaaugment.policy import build
+from metaaugment.report import diagnosis as report
+from metaaugment.training.schedule import cosine
+
+CPU = torch.device("cpu")
+
+
+# -- data whose answer is known ----------------------------------------------------------------------------------------
+
+
+class Harmless(ma.UniformSampler):
+    """Functions that hardly change a digit."""
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> ma.Transformation:
+        t = super().sample(n, generator)
+        names = torch.tensor([INDEX[name] for name in ("Identity", "Color", "Posterize")])
+        return ma.Transformation(names[t.first % 3], names[t.second % 3], 0.3 * t.magnitudes, t.signs)
+
+
+def marked() -> tuple[Images, Images]:
+    """Digits, half of which have a white corner and any label; and clean ones to validate on.
+
+    Which samples help shows in the image, and not in its transformation.
+    """
+    data, generator = ma.dataset("digits", size=16), torch.Generator().manual_seed(0)
+    assert isinstance(data.train, Images)
+    assert isinstance(data.test, Images)
+    images, labels = data.train.images.clone(), data.train.labels.clone()
+    mark = torch.rand(len(labels), generator=generator) < 0.5
+    images[mark, :, :4, :4] = 255
+    labels[mark] = torch.randint(0, 10, (int(mark.sum()),), generator=generator)
+    return Images(images, labels), Images(data.test.images[:600], data.test.labels[:600])
+
+
+def found(rate: float, shuffled: bool = False, steps: int = 100) -> Diagnosis:
+    """Of a network trained with a policy that learns by regression at this rate."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    train, val = marked()
+    if shuffled:
+        val = Images(val.images, val.labels[torch.randperm(len(val), generator=generator)])
+    policy = build("regressing-exponential-policy-network", 128)
+    learner = ma.Learner(ma.network("small-cnn", 10), Harmless(), policy, lagged=True, generator=generator)
+    task = torch.optim.SGD(learner.network.parameters(), 0.03, momentum=0.9, weight_decay=5e-4)
+    outer = torch.optim.Adam(learner.policy_parameters(), rate)
+    batches, validation = Batches(train, 64, 0, CPU).since(0), Batches(val, 128, 1, CPU).since(0)
+    for step in range(steps):
+        task.param_groups[0]["lr"] = cosine(0.03, steps)(step)
+        learner.step(*next(batches), task, outer, validation)
+    return diagnose(learner, Batches(train, 64, 0, CPU), val, samples=1024, update=128)
+
+
+def test_what_a_frozen_policy_could_learn_a_trained_one_has_learned() -> None:
+    frozen, learned = found(0.0), found(3e-3)
+    for one in (frozen, learned):
+        assert one.predicted["pair"].mean < 0.12
+        assert one.predicted["feature"].mean > 0.18
+        sizes = sorted(one.noise)
+        assert one.noise[sizes[0]].mean < one.noise[sizes[-1]].mean  # the more validation images, the less noise
+    assert frozen.captured is not None
+    assert learned.captured is not None
+    assert abs(frozen.captured.mean) < 0.1
+    assert frozen.verdict().startswith("It could learn more: ")
+    assert learned.captured.mean > 0.15
+    assert learned.verdict().startswith("It learned: ")
+
+
+@pytest.mark.usefixtures("quick")
+def test_nothing_can_be_learned_from_shuffled_labels() -> None:
+    assert found(3e-3, shuffled=True).verdict().startswith("Nothing can be learned: the network is right on ")
+
+
+# -- by hand -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_many_validation_images_is_that_of_their_mean_loss() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Tanh(), nn.Linear(8, 10)).double()
+    learner = ma.Learner(network, ma.IdentitySampler(), ma.PolicyNetwork(8).double())
+    _, val = marked()
+    places = torch.arange(50) * 7
+    v = diagnosis.validation_gradient(learner, val, places, Batches(val, 16, 0, CPU))
+    loss = nn.functional.cross_entropy(network(val.images[places].double() / 255), val.labels[places])
+    for ours, whole in zip(v, torch.autograd.grad(loss, list(network.parameters())), strict=True):
+        torch.testing.assert_close(ours, whole, rtol=1e-10, atol=1e-14)
+
+
+def test_the_alignment_is_the_fall_of_each_loss_along_the_gradient() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Tanh(), nn.Linear(8, 10)).double()
+    learner = ma.Learner(network, ma.IdentitySampler(), ma.PolicyNetwork(8).double(), route="forward")
+    train, val = marked()
+    samples = diagnosis.collect(learner, Batches(train, 16, 0, CPU), val, 32, 0, lambda loop, what: loop)
+    both = diagnosis.halves(val.labels, diagnosis.derived_seed(0, 0, 0))
+    v = diagnosis.validation_gradient(learner, val, both[1], Batches(train, 16, 0, CPU))
+    images, labels = next(Batches(train, 16, 0, CPU).since(0))
+    for i in range(16):
+        loss = nn.functional.cross_entropy(network(images[i : i + 1].double() / 255), labels[i : i + 1])
+        g = torch.autograd.grad(loss, list(network.parameters()))
+        by_hand = sum(float((a * b).sum()) for a, b in zip(g, v, strict=True))
+        assert float(samples.halves[0][1][i]) == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_halves_have_nothing_in_common_and_all_classes_alike() -> None:
+    labels = torch.tensor([0] * 21 + [1] * 40 + [2] * 20)[torch.randperm(81)]
+    left, right = diagnosis.halves(labels, 3)
+    assert len(left) == len(right) == 40
+    assert not set(left.tolist()) & set(right.tolist())
+    for side in (left, right):
+        assert torch.bincount(labels[side]).sub(torch.tensor([10, 20, 10])).abs().max() <= 1
+        assert torch.bincount(labels[side[:9]], minlength=3).tolist() == [3, 3, 3]
+    assert not torch.equal(left, diagnosis.halves(labels, 4)[0])
+    assert torch.equal(left, diagnosis.halves(labels, 3)[0])
+
+
+def test_correlation() -> None:
+    a = torch.tensor([1.0, 2.0, 4.0, 3.0])
+    assert diagnosis.correlation(a, 3 * a - 7) == pytest.approx(1)
+    assert diagnosis.correlation(a, -a) == pytest.approx(-1)
+    assert diagnosis.correlation(a, torch.ones(4)) == 0
+    assert diagnosis.correlation(a, torch.tensor([1.0, -1.0, 1.0, -1.0])) == pytest.approx(0)
+
+
+def test_pairs_that_were_not_fitted_have_the_mean_of_all() -> None:
+    pair, s = torch.tensor([3, 3, 7, 7, 9]), torch.tensor([1.0, 2.0, 6.0, 50.0, 90.0])
+    means = diagnosis.pair_means(pair, s, torch.tensor([0, 1, 2]))
+    assert means.tolist() == [1.5, 1.5, 6.0, 6.0, 3.0]
+
+
+def planted(n: int = 1200) -> Samples:
+    """s is a function of the feature and noise, which differs from half to half."""
+    torch.manual_seed(0)
+    known = {"pair": torch.randint(0, 100, (n,)), "embedding": torch.randn(n, 28), "feature": torch.randn(n, 5),
+             "clues": torch.rand(n, 3), "label": torch.randint(0, 10, (n,))}  # fmt: skip
+    signal = known["feature"][:, 0].abs()
+    signal = (signal - signal.mean()) / signal.std()
+    pairs = [(signal.double() + torch.randn(n), signal.double() + torch.randn(n)) for _ in range(4)]
+    return Samples(known, signal.double(), {500: pairs})
+
+
+def test_a_planted_signal_is_found_where_it_is_and_nowhere_else() -> None:
+    samples = planted()
+    of = {name: diagnosis.predictability(samples, INPUTS[name], *samples.halves[0], 0) for name in INPUTS}
+    best = math.sqrt(0.5)  # of half signal, half noise
+    assert best - 0.12 < of["feature"] < best + 0.08
+    assert of[LABEL] > 0.4
+    assert all(abs(of[name]) < 0.2 for name in ("pair", "embedding", "clues"))
+    captured = diagnosis.captured(samples)
+    assert captured is not None
+    assert captured.mean == pytest.approx(best, abs=0.05)
+
+
+def test_a_prediction_gains_nothing_from_the_noise_of_one_half() -> None:
+    """Noise of one half that the label says all of is no signal by the other half."""
+    samples = planted()
+    noise = torch.randn(10).double()[samples.known["label"]]
+    one, other = noise, torch.randn(1200).double()
+    assert diagnosis.predictability(samples, INPUTS[LABEL], one, one, 0) > 0.9
+    assert abs(diagnosis.predictability(samples, INPUTS[LABEL], one, other, 0)) < 0.15
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
+def number(mean: float, deviation: float = 0.02) -> Correlation:
+    return Correlation(mean, deviation)
+
+
+BASE = Diagnosis(
+    samples=2000, validation=1000, update=128, accuracy=0.7, chance=0.1,
+    noise={32: number(0.2), 128: number(0.5), 500: number(0.8)},
+    predicted={name: number(0.4 if "feature" in name else 0.02) for name in INPUTS}, captured=number(0.35),
+)  # fmt: skip
+
+
+def predicted(**values: float) -> dict[str, Correlation]:
+    names = {"paper": PAPER, "clues": CLUES, "label": LABEL}
+    return {**dict.fromkeys(INPUTS, number(0.0)), **{names[key]: number(value) for key, value in values.items()}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "It learned: its outputs follow the alignment by 0.35, of 0.40"),
+        ({"captured": number(0.05)}, "It could learn more: .*; raise --policy-lr"),
+        (
+            {"captured": number(0.05), "noise": {32: number(0.05), 128: number(0.2), 500: number(0.6)}},
+            "an update by 128 validation images is mostly noise: raise --policy-batch, up to all 1000",
+        ),
+        (
+            {"captured": number(0.0), "predicted": predicted(paper=0.25, label=0.6)},
+            "with loss and label 0.60; let it see more, with --policy-network exponential-label-policy",
+        ),
+        (
+            {"captured": number(0.0), "predicted": predicted(paper=0.05, clues=0.5, label=0.4)},
+            "Nothing is left to learn from what it sees: .* exponential-clue-policy",
+        ),
+        ({"captured": None}, "There is something to learn: feature and embedding can say 0.40 ± 0.02; this run has no"),
+        ({"predicted": predicted(paper=0.05)}, r"Nothing is left to learn: .*at best 0.05 ± 0.02"),
+        ({"noise": {32: number(0.0), 500: number(0.1, 0.3)}}, "too small to tell: two halves of its 1000 images agree"),
+        ({"accuracy": 0.09}, "Nothing can be learned: the network is right on 9.0% .* no more than by chance"),
+    ],
+)
+def test_verdicts(changes: dict[str, object], words: str) -> None:
+    assert re.search(words, replace(BASE, **changes).verdict())
+
+
+def test_a_diagnosis_as_json_and_in_words() -> None:
+    text = json.dumps(BASE.to_json())
+    assert Diagnosis.from_json(json.loads(text)) == BASE
+    lines = report.in_words(BASE)
+    assert any("128 images each" in line and "0.50 ± 0.02" in line for line in lines)
+    assert lines[-1] == BASE.verdict()
+    picture = report.picture(BASE)
+    assert "from pair 0.02 ± 0.02" in picture.words
+    left = picture.figure.axes[0]
+    assert [round(bar.get_width(), 2) for bar in left.patches][::-1] == [v.mean for v in BASE.predicted.values()]
+    for wrong in ({}, {**BASE.to_json(), "noise": {}}, {**BASE.to_json(), "predicted": 3}):
+        with pytest.raises(ValueError, match="it is no diagnosis"):
+            Diagnosis.from_json(wrong)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def call(*args: object) -> int:
+    try:
+        cli.main(["diagnose", *map(str, args)])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the figures do not matter."""
+    monkeypatch.setattr(diagnosis, "EPOCHS", 2)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    cli.main(["train", "digits", "--epochs", "2", "--per-class", "20", "--every", "4", "--out", str(folder)])
+    return folder
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_is_diagnosed_and_the_report_has_it(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {file.name: file.read_bytes() for file in run.iterdir()}
+    assert call(run, "--samples", 500, "--picture", tmp_path / "figure.png") == 0
+    said = capsys.readouterr().out
+    assert "500 training samples, 100 validation images" in said
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    kept = json.loads((run / "diagnosis.json").read_text())
+    assert kept["verdict"] in said
+    assert {name: (run / name).read_bytes() for name in before} == before
+    assert call(run, "--samples", 500) == 0
+    assert json.loads((run / "diagnosis.json").read_text()) == kept  # the same again
+    cli.main(["report", str(run), "--out", str(tmp_path / "report.html")])
+    assert "What can be predicted, from what" in (tmp_path / "report.html").read_text()
+    (run / "diagnosis.json").write_text("{}")
+    cli.main(["report", str(run), "--out", str(tmp_path / "again.html")])
+    assert "it is no diagnosis" in (tmp_path / "again.html").read_text()
+
+
+def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*args: object) -> str:
+        assert call(*args) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "is no run: it has no recipe.json" in refused(tmp_path)
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    shutil.copy(run / "recipe.json", begun)
+    assert "has no checkpoint yet" in refused(begun)
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    recipe = json.loads((other / "recipe.json").read_text())
+    (other / "recipe.json").write_text(json.dumps({**recipe, "per_class": 21}))
+    assert "was trained on other data than digits has now" in refused(other)
+    assert "--samples is 10; for mini-batches of" in refused(run, "--samples", 10)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_without_a_policy_says_what_can_still_be_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "plain"
+    cli.main(["train", "digits", "--method", "randaugment", "--epochs", "2", "--per-class", "20", "--out", str(folder)])
+    assert call(folder, "--samples", 500) == 0
+    said = capsys.readouterr().out
+    assert "in the outputs of the policy           it has none" in said
+    assert "from feature" in said
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (torch.arange(40) % 10, "has 40 images, and its halves are compared; hold out at least 64"),
+        (torch.cat([torch.arange(69), torch.tensor([99])]), "has 70 images for 100 classes and says nothing"),
+    ],
+)
+def test_a_validation_split_that_is_too_small(labels: Tensor, words: str) -> None:
+    split = Images(torch.zeros(len(labels), 3, 4, 4, dtype=torch.uint8), labels)
+    with pytest.raises(ValueError, match=words):
+        diagnosis.check_enough(split, 2048, 128)
