@@ -20,7 +20,9 @@ from tyro.conf import Positional
 
 from metaaugment.bench import step
 from metaaugment.bench.record import timed, write
+from metaaugment.data import DataSet, dataset
 from metaaugment.experiments import run
+from metaaugment.experiments.experiment import assemble
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.training.log import Row
 from metaaugment.training.machine import choose_device
@@ -66,13 +68,15 @@ class Clock:
         pass
 
 
-def measure(name: str, what: str, place: run.Place, epochs: int, device: str, baseline: float | None) -> Figure:
+def measure(
+    name: str, what: str, data: DataSet, place: run.Place, epochs: int, device: str, baseline: float | None
+) -> Figure:
     method, variant = VARIANTS[what]
     variant, recipe = replace(variant, captured=device == "cuda"), RECIPES[name]()
     recipe = replace(
         recipe, method=method, lagged=variant.lagged, every=variant.every, epochs=epochs, policy_batch=recipe.batch
     )
-    experiment = run.prepare(recipe, place, Console(quiet=True))
+    experiment = assemble(recipe, data, torch.device(device), Console(quiet=True))
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         trainer = run.trainer(experiment, place, Path(folder), run.Reader(), [clock])
@@ -95,9 +99,10 @@ def main(recipes: Positional[tuple[str, ...]] = ("cifar10-wrn-40-2",), data: Pat
     device = choose_device(device)
     figures: list[Figure] = []
     for name in recipes:
-        baseline = None
+        baseline, recipe = None, RECIPES[name]()
+        images = dataset(recipe.dataset, data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
         for what in VARIANTS:
-            figures.append(measure(name, what, run.Place(data=data, device=device), epochs, device, baseline))
+            figures.append(measure(name, what, images, run.Place(device=device), epochs, device, baseline))
             baseline = baseline or figures[-1].epoch_seconds
             print(asdict(figures[-1]), flush=True)
             torch.cuda.empty_cache()
