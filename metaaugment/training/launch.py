@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Iterator, MutableMapping
 from datetime import timedelta
 
@@ -16,7 +17,8 @@ from metaaugment.distributed import rank, world_size
 Environment = MutableMapping[str, str]
 # How long a process waits for the others: as long as the slowest of them may read, evaluate or write.
 PATIENCE = timedelta(minutes=30)
-# How long one that ends on a mistake waits for the others to come to the same end, in seconds.
+MISTAKE = 2  # the exit status of one
+# How long one that ends on a mistake of the user's waits for the others to come to the same end, in seconds.
 FAREWELL = 5.0
 _store: dist.Store | None = None
 
@@ -32,7 +34,8 @@ def join(environment: Environment = os.environ) -> None:
     # A backend for each device: which one the run is on is not known yet.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        _store, place, size = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
+        shared, place, size = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
+        _store = fresh(shared, place, size)
         dist.init_process_group(backend, store=_store, rank=place, world_size=size, timeout=PATIENCE)
     except (RuntimeError, ValueError) as error:
         address, port = environment.get("MASTER_ADDR"), environment["MASTER_PORT"]
@@ -61,11 +64,37 @@ def ending() -> Iterator[None]:
             raise
         sys.excepthook(type(error), error, error.__traceback__)
     if world_size() > 1:
-        if status:
+        if status == MISTAKE:
             _take_leave()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(status)
+
+
+def fresh(store: dist.Store, place: int, size: int) -> dist.Store:
+    """A part of a store for the processes of this start alone.
+
+    When torchrun starts processes again it keeps the store, and gloo would take the addresses that it finds there for
+    those of living processes. So each process comes with a new name, and the first one tells those that it finds, until
+    all have answered, under which name they meet.
+    """
+    own = uuid.uuid4().hex
+    if place > 0:
+        store.set(f"hello {place}", own)
+        name = store.get(f"welcome {own}").decode()
+        store.set(f"here {name} {place}", "")
+        return dist.PrefixStore(name, store)
+    missing, until = set(range(1, size)), time.monotonic() + PATIENCE.total_seconds()
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"hello {other}"]):
+                store.set(f"welcome {store.get(f'hello {other}').decode()}", own)
+            if store.check([f"here {own} {other}"]):
+                missing.remove(other)
+        if time.monotonic() > until:
+            raise RuntimeError(f"process {min(missing)} has not come")
+        time.sleep(0.02)
+    return dist.PrefixStore(own, store)
 
 
 def of_slurm(environment: Environment) -> dict[str, str]:
