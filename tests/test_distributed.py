@@ -1,18 +1,23 @@
 """Several processes with a part of the mini-batch each make the steps that one process makes with the whole."""
 
 import itertools
+import os
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import metaaugment as ma
 from metaaugment.batch_norm import with_global_statistics
 from metaaugment.data import augment
-from metaaugment.distributed import collected, drawn, everyone, first, highest, leave_to_first, share
+from metaaugment.distributed import Parted, collected, drawn, everyone, first, highest, leave_to_first, share
 
 from processes import together
 
@@ -165,6 +170,49 @@ def test_processes_equal_one(world: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_equal_one_in_every_way(world: int, tmp_path: Path) -> None:
     assert_equal_one(world, GRID + OTHERS, tmp_path)
+
+
+# -- what may go wrong -------------------------------------------------------------------------------------------------
+
+
+def one_infinite_loss(rank: int, world: int) -> dict[str, Any]:
+    """A step in which the last sample of all, which only the last process has, has no finite gradient."""
+    net = network(statistics=False)
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return ma.learner.cross_entropy(logits, labels) * torch.where(labels == 3, torch.inf, 1.0)
+
+    learner = ma.Learner(net, ma.UniformSampler(), ma.UniformPolicy(), loss=loss)
+    images, labels = batch(8, torch.Generator().manual_seed(3))
+    labels = (torch.arange(8) // 7 * 3)[share(8)]
+    with pytest.warns(UserWarning, match="not finite and has no effect"):
+        learner.step(images, labels, torch.optim.SGD(net.parameters(), 0.1))
+    same = all(torch.equal(old, new) for old, new in zip(before, net.parameters(), strict=True))
+    return {"skipped": learner.skipped, "same": same}
+
+
+def test_a_gradient_that_is_not_finite_has_no_effect_on_any_process(tmp_path: Path) -> None:
+    for found in together(2, one_infinite_loss, tmp_path / "together"):
+        assert found == {"skipped": 1, "same": True}
+
+
+def too_late(rank: int, folder: str) -> None:
+    told = Path(folder, "told")
+    dist.init_process_group("gloo", f"file://{folder}/meet", timedelta(seconds=1), world_size=2, rank=rank)
+    if rank == 0:
+        try:
+            highest(1)
+        except Parted as error:
+            told.write_text(str(error))
+    while not told.exists():
+        time.sleep(0.05)
+    os._exit(0)
+
+
+def test_who_waits_too_long_says_so_in_one_sentence(tmp_path: Path) -> None:
+    mp.spawn(too_late, (str(tmp_path),), nprocs=2)
+    assert (tmp_path / "told").read_text() == "another process of this run is gone, or did not answer in time"
 
 
 # -- the collectives ---------------------------------------------------------------------------------------------------

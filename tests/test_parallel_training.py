@@ -126,6 +126,20 @@ def test_every_way_of_training_comes_to_the_same_numbers(way: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_statistics_of_each_process_are_asked_for(alone: Path, tmp_path: Path) -> None:
+    """They make it another run, which is the same each time; also where it is stopped in between."""
+    local = ("--local-statistics",)
+    whole = train(2, tmp_path / "whole", *local)
+    assert not torch.allclose(learned(whole)["/network/output.weight"], learned(alone)["/network/output.weight"])
+    out = tmp_path / "stopped"
+    assert run(2, STRUCK, "SIGTERM", 1, 6, "train", "digits", *SMALL, *local, "--out", out)[0] != 0
+    assert run(2, *PROGRAM, "train", "digits", "--precision", "float64", "--resume", out)[0] == 0
+    ours, theirs = learned(out), learned(whole)
+    for key in (key for key in theirs if key.startswith(("/network", "/learner")) and "running" not in key):
+        assert torch.equal(ours[key], theirs[key]), key
+
+
+@pytest.mark.slow
 def test_training_under_a_policy_comes_to_the_same_numbers(alone: Path, tmp_path: Path) -> None:
     status, _, err = run(1, *PROGRAM, "export", alone, tmp_path / "policy.safetensors")
     assert status == 0, err

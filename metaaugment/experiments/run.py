@@ -123,6 +123,8 @@ def trainer(
     )  # fmt: skip
     looked_at = Batches(batches.split, recipe.batch, derived_seed(recipe.seed, LOOKS), device, reader)
     digits = place.precision or ("bf16" if device.type == "cuda" else "float32")
+    if (digits == "float64") != (experiment.dtype == torch.float64):
+        raise ValueError("--precision is float64, which only metaaugment train has; leave it away, or choose float32")
     half = partial(torch.autocast, device.type, torch.bfloat16)
     precision = half if digits == "bf16" else contextlib.nullcontext
     optimizer = SGD(
