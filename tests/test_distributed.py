@@ -103,7 +103,8 @@ def steps(rank: int, world: int, case: Case) -> dict[str, Tensor]:
         after=augment.random_cutout(3, (9, 9, 9), generator),
     )  # fmt: skip
     task = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    outer = torch.optim.SGD(learner.policy_parameters(), 0.01, momentum=0.9)
+    # Slowly: the finite differences of one route have five digits, and θ shall agree to six behind the point.
+    outer = torch.optim.SGD(learner.policy_parameters(), 0.003, momentum=0.9)
     data = torch.Generator().manual_seed(3)
     for step in range(ITERATIONS):
         (images, labels), validation = (batch(n, data) for n in (8, 10))
@@ -150,10 +151,12 @@ def assert_equal_one(world: int, cases: list[Case], folder: Path) -> None:
     found = together(world, all_steps, folder / str(world), [tuple(case) for case in cases])
     for place, case in enumerate(cases):
         tolerance = 1e-6 if case.route == "difference" else 1e-10
-        start = {name: value.clone() for name, value in parts(case)[0].state_dict().items()}
+        network, policy, _ = parts(case)
         expected = steps(0, 1, case)
-        assert not torch.equal(expected["2.weight"], start["2.weight"])
-        assert (expected["p"] - 1 / 196).abs().max() > 1e-5
+        for start, name in ((network, ""), (policy, "policy.")):
+            moved = max((expected[f"{name}{key}"] - w).abs().max() for key, w in start.named_parameters())
+            assert moved > 100 * tolerance, "something was learned"
+        assert (expected["p"] - 1 / 196).abs().max() > 1e-4
         for rank, (key, value) in itertools.product(range(world), expected.items()):
             torch.testing.assert_close(
                 found[rank][place][key], value, rtol=tolerance, atol=tolerance,

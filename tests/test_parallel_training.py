@@ -203,10 +203,10 @@ def test_a_mistake_is_said_once_and_all_processes_end_with_it(
 
 
 @pytest.mark.slow
-def test_images_in_files_by_workers_and_ctrl_c(tmp_path: Path) -> None:
-    """torchrun hands Ctrl-C on to whole groups of processes, those that read ahead among them."""
+def test_images_in_files_by_workers_and_a_signal(tmp_path: Path) -> None:
+    """As Slurm and Kubernetes end jobs: torchrun hands it on to whole groups of processes, where others read ahead."""
     root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20, "owl": 20})
-    recipe = ("train", "folder", "--data", root, "--network", "small-cnn", "--size", 16, "--batch", 8, "--epochs", 30,
+    recipe = ("train", "folder", "--data", root, "--network", "small-cnn", "--size", 16, "--batch", 8, "--epochs", 20,
               "--every", 2, "--workers", 2, "--precision", "float64", "--route", "forward")  # fmt: skip
     assert run(1, *PROGRAM, *recipe, "--out", tmp_path / "one")[0] == 0
     out = tmp_path / "two"
@@ -214,7 +214,7 @@ def test_images_in_files_by_workers_and_ctrl_c(tmp_path: Path) -> None:
         while not (out / "checkpoint.json").exists():
             assert process.poll() is None
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         said, err = process.communicate()
     assert "nothing is lost, go on with" in said, err
     assert "DataLoader" not in err

@@ -2,9 +2,12 @@
 
 import hashlib
 import itertools
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -44,6 +47,7 @@ class Reader:
             batch_sampler=indices,
             collate_fn=list,  # stacked below, when the unreadable ones are out
             num_workers=self.workers,
+            multiprocessing_context=_server() if self.workers and world_size() > 1 else None,
             prefetch_factor=4 if self.workers else None,
             worker_init_fn=_obey_the_parent,
             generator=torch.Generator(),  # of its own: the network's draws must not depend on reading
@@ -120,12 +124,28 @@ def once(
             yield split.images[part.start : part.stop].to(device), split.labels[part.start : part.stop].to(device)
 
 
+def _server() -> BaseContext:
+    """What starts workers where several processes train together: a server of this process, which has no threads.
+
+    A fork of this process itself may hang: collectives have threads, and one may hold a lock of Python's just then.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    resource_tracker.ensure_running()  # here, as it unblocks the signal behind it
+    # torchrun ends whole groups of processes; the server ends with this process.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
+
+
 def _obey_the_parent(worker: int) -> None:
     """Ctrl-C reaches all processes of a terminal: who trains decides when it ends; workers are ended by it.
 
     torchrun ends whole groups of processes, so that workers are one of their own.
     """
     os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
