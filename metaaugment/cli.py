@@ -378,19 +378,18 @@ def main(args: Sequence[str] | None = None) -> None:
 
     Of several processes that train together one speaks.
     """
-    args = list(sys.argv[1:] if args is None else args)
-    if args[:1] == ["transfer"] and "--policy" in args:
-        fail("transfer names its policy file first; leave --policy away")
-    if args[:1] == ["transfer"] and len(args) > 2:
-        args = ["train", args[2], "--policy", args[1], *args[3:]]
     with launch.ending():
-        call(args)
+        call(list(sys.argv[1:] if args is None else args))
 
 
 def call(args: Sequence[str]) -> None:
     try:
-        if args[:1] == ["train"]:
+        if args[:1] in (["train"], ["transfer"]):
             launch.join()
+        if args[:1] == ["transfer"] and "--policy" in args:
+            fail("transfer names its policy file first; leave --policy away")
+        if args[:1] == ["transfer"] and len(args) > 2:
+            args = ["train", args[2], "--policy", args[1], *args[3:]]
         program(args).cli(prog="metaaugment", description=metaaugment.__doc__, args=args, console_outputs=rank() == 0)
     except BrokenPipeError:  # whoever reads our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

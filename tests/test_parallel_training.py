@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -155,13 +156,14 @@ def test_the_fast_route_comes_to_the_same_numbers_up_to_its_rounding(tmp_path: P
         torch.testing.assert_close(two[key], one[key], rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_of_eight_is_stopped_and_goes_on_with_three(alone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_a_run_of_many_is_stopped_and_goes_on_with_three(processes: int, alone: Path, tmp_path: Path) -> None:
     """In the middle of an epoch, by a signal that only one process gets."""
     out = tmp_path / "run"
-    status, said, err = run(8, STRUCK, "SIGTERM", 5, 6, "train", "digits", *SMALL, "--out", out)
+    status, said, err = run(processes, STRUCK, "SIGTERM", 3, 6, "train", "digits", *SMALL, "--out", out)
     assert status != 0
     assert said.count("stopped after epoch 1, step 2; nothing is lost") == 1
-    assert err.count("exitcode  : 143") == 8, err
+    assert err.count("exitcode  : 143") == processes, err
     status, said, err = run(3, *PROGRAM, "train", "digits", "--precision", "float64", "--resume", out)
     assert status == 0, err
     assert said.count("going on after epoch 1, step 2") == 1
@@ -172,11 +174,13 @@ def test_a_killed_process_is_started_again_and_the_run_goes_on(alone: Path, tmp_
     out = tmp_path / "run"
     status, said, err = run(2, STRUCK, "SIGKILL", 1, 10, "train", "digits", *SMALL, "--out", out, restarts=1)
     assert status == 0, err
-    assert said.count("going on after epoch 2, step 0") == 1
+    # From whichever epoch a checkpoint was due behind.
+    assert len(re.findall(r"going on after epoch [12], step 0", said)) == 1
     assert err.count("another process of this run is gone") <= 1
     assert_same(out, alone)
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_run_is_not_gone_on_with(alone: Path) -> None:
     """torchrun tries again after every mistake; the second time is no licence to write into what was there before."""
     before = (alone / "checkpoint.json").stat().st_mtime_ns
@@ -234,6 +238,7 @@ def test_srun_says_what_torchrun_would() -> None:
     with pytest.raises(ValueError, match=r"MASTER_ADDR is not set.*scontrol show hostnames"):
         launch.of_slurm(said)
     assert launch.of_slurm({**said, "SLURM_NNODES": "1"})["MASTER_ADDR"] == "127.0.0.1"
+    assert launch.of_slurm({**said, "SLURM_STEP_NUM_TASKS": "1"}) == {}
     del said["SLURM_STEP_ID"]
     assert launch.of_slurm(said) == {}, "a batch script is no step of its job"
 

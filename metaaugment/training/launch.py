@@ -105,8 +105,10 @@ def of_slurm(environment: Environment) -> dict[str, str]:
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return {}
     size = environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1"))
-    one_node = environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", "1")) == "1"
-    if "MASTER_ADDR" not in environment and not one_node and size != "1":
+    if size == "1":
+        return {}
+    nodes = environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", "1"))
+    if "MASTER_ADDR" not in environment and nodes != "1":
         raise ValueError(
             "MASTER_ADDR is not set, so that the processes of several nodes cannot meet; ahead of srun say: "
             'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'

@@ -103,6 +103,7 @@ class Trainer:
                     self._stop_if_asked(interruption)
                 self.checkpoints.wait()
             finally:
+                self.checkpoints.settle()
                 self._batches.close()
                 self._validation_batches.close()
                 self._tell("ended")
