@@ -13,6 +13,8 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 import metaaugment
+from metaaugment.distributed import Parted, rank
+from metaaugment.training import launch
 from metaaugment.training.interruption import Interrupted
 
 if TYPE_CHECKING:
@@ -265,7 +267,7 @@ def trainer_of(name: str) -> Callable[..., None]:
     ) -> None:
         from metaaugment.experiments import run
 
-        run.train(recipe, place, Patient(soft_wrap=True))
+        run.train(recipe, place, Patient(soft_wrap=True, quiet=rank() > 0))
 
     train.__doc__ = RECIPES[name].__doc__
     train.__defaults__ = (RECIPES[name](), Place())
@@ -457,26 +459,39 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Exit status 0 for success, 2 for a user's mistake (one sentence), 1 for a fault of ours."""
-    args = list(sys.argv[1:] if args is None else args)
-    if args[:1] == ["transfer"] and "--policy" in args:
-        fail("transfer names its policy file first; leave --policy away")
-    if args[:1] == ["transfer"] and len(args) > 2:
-        args = ["train", args[2], "--policy", args[1], *args[3:]]
+    """Exit status 0 for success, 2 for a user's mistake (one sentence), 1 for a fault of ours.
+
+    Of several processes that train together one speaks.
+    """
+    with launch.ending():
+        call(list(sys.argv[1:] if args is None else args))
+
+
+def call(args: Sequence[str]) -> None:
     try:
-        program(args).cli(prog="metaaugment", description=metaaugment.__doc__, args=args)
+        if args[:1] in (["train"], ["transfer"]):
+            launch.join()
+        if args[:1] == ["transfer"] and "--policy" in args:
+            fail("transfer names its policy file first; leave --policy away")
+        if args[:1] == ["transfer"] and len(args) > 2:
+            args = ["train", args[2], "--policy", args[1], *args[3:]]
+        program(args).cli(prog="metaaugment", description=metaaugment.__doc__, args=args, console_outputs=rank() == 0)
     except BrokenPipeError:  # whoever reads our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except ValueError as error:
         fail(str(error))
+    except Parted as error:
+        fail(f"{error}; go on from the last checkpoint with --resume, or have torchrun do it with --max-restarts", 1)
     except Interrupted as stop:
         sys.exit(128 + stop.signum)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def fail(sentence: str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"metaaugment: {sentence}", style="red", markup=False, highlight=False)
-    sys.exit(2)
+def fail(sentence: str, status: int = 2) -> NoReturn:
+    if launch.speaks():
+        console = Console(stderr=True, soft_wrap=True)
+        console.print(f"metaaugment: {sentence}", style="red", markup=False, highlight=False)
+    sys.exit(status)

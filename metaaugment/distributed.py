@@ -1,18 +1,49 @@
 """The few collectives that the method needs; with one process each of them does nothing.
 
-The paper's mini-batch is the global one: weights are normalised over it, and gradients are summed over it.
+The paper's mini-batch is the global one: weights are normalised over it, gradients are summed over it, and what is
+random is drawn for it.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+T = TypeVar("T")
+
+
+class Parted(RuntimeError):
+    """Another process of the run is gone, or did not answer in time."""
+
+    def __init__(self) -> None:
+        super().__init__("another process of this run is gone, or did not answer in time")
+
 
 def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The place of this process among all, from 0."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def share(n: int) -> slice:
+    """Which of n things in a row are this process's: together all, and none twice."""
+    return slice(rank() * n // world_size(), (rank() + 1) * n // world_size())
+
+
+def drawn(draw: Callable[[int], Any], n: int) -> Any:
+    """This process's n of what is drawn for the global mini-batch.
+
+    Where generators are in step, the draws are those that one process would make, however many there are; and where
+    they are not, each process still has draws of its own.
+    """
+    return draw(n) if world_size() == 1 else draw(n * world_size())[rank() * n : (rank() + 1) * n]
 
 
 def total(value: Tensor) -> Tensor:
@@ -20,14 +51,77 @@ def total(value: Tensor) -> Tensor:
     return value if world_size() == 1 else _Total.apply(value)
 
 
+def gathered(value: Tensor) -> Tensor:
+    """The values of all processes, [processes, …], differentiable like `total`."""
+    return total(torch.stack([value if place == rank() else torch.zeros_like(value) for place in range(world_size())]))
+
+
 def add_up(tensors: Sequence[Tensor]) -> None:
     """Replace each tensor by its sum over all processes."""
     if world_size() == 1 or not tensors:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    dist.all_reduce(flat)
+    with _together():
+        dist.all_reduce(flat)
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
+
+
+def leave_to_first(tensors: Sequence[Tensor]) -> None:
+    """Move what is summed over all processes sooner or later to the first one; the others go on from zero."""
+    add_up(tensors)
+    if rank() > 0:
+        for tensor in tensors:
+            tensor.zero_()
+
+
+def collected(tensor: Tensor) -> Tensor:
+    """The rows of all processes, one after the other; each has as many."""
+    if world_size() == 1:
+        return tensor
+    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(world_size())]
+    with _together():
+        dist.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts)
+
+
+def highest(number: int) -> int:
+    """The largest of all processes' numbers. The host waits for the other hosts, and for no device."""
+    if world_size() == 1:
+        return number
+    value = torch.tensor(number)
+    with _together():
+        dist.all_reduce(value, dist.ReduceOp.MAX)
+    return int(value)
+
+
+def everyone(value: T) -> list[T]:
+    """The values of all processes, any that can be pickled."""
+    values: list[Any] = [value]
+    if world_size() > 1:
+        values = [None] * world_size()
+        with _together():
+            dist.all_gather_object(values, value)
+    return values
+
+
+def first(function: Callable[[], T]) -> T:
+    """What the first process finds, for all; what it refuses, all refuse."""
+    if world_size() == 1:
+        return function()
+    found: list[Any] = [None, None]
+    if rank() == 0:
+        try:
+            found[0] = function()
+        except OSError as error:
+            found[1] = error
+        except ValueError as error:
+            found[1] = ValueError(str(error))  # whatever kind of it: not every one can be pickled
+    with _together():
+        dist.broadcast_object_list(found, 0)
+    if found[1] is not None:
+        raise found[1]
+    return found[0]
 
 
 def bare(network: nn.Module) -> nn.Module:
@@ -39,17 +133,34 @@ def bare(network: nn.Module) -> nn.Module:
 def agree(tensors: Sequence[Tensor]) -> None:
     """Give all processes the first one's values, as DistributedDataParallel does for the network."""
     if world_size() > 1:
-        for tensor in tensors:
-            dist.broadcast(tensor.data, 0)
+        with _together():
+            for tensor in tensors:
+                dist.broadcast(tensor.data, 0)
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """What a collective raises, whatever the backend, says that a process is missing."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Parted from error
 
 
 class _Total(torch.autograd.Function):
+    """Its own derivative, backward and forward, and theirs."""
+
     @staticmethod
     def forward(ctx: object, value: Tensor) -> Tensor:
-        value = value.clone()
-        dist.all_reduce(value)
+        value = value.clone(memory_format=torch.contiguous_format)
+        with _together():
+            dist.all_reduce(value)
         return value
 
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> Tensor:
-        return _Total.forward(ctx, gradients[0])
+        return _Total.apply(gradients[0])
+
+    @staticmethod
+    def jvp(ctx: object, *tangents: Tensor) -> Tensor:
+        return _Total.apply(tangents[0])

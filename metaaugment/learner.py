@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from metaaugment.distributed import add_up, agree, bare, total, world_size
+from metaaugment.distributed import add_up, agree, bare, drawn, total, world_size
 from metaaugment.embedding import embed
 from metaaugment.features import Features
 from metaaugment.hypergradient import (
@@ -175,7 +175,7 @@ class Learner:
             if self.copies > 1:
                 images, labels = images.repeat_interleave(self.copies, 0), labels.repeat_interleave(self.copies, 0)
             images = self.before(images) if self.before else images
-            t = self.sampler.sample(len(images), self.generator).to(images.device)
+            t = drawn(lambda n: self.sampler.sample(n, self.generator), len(images)).to(images.device)
             images = apply(images, t, self.space, self.fill)
             images = self.after(images) if self.after else images
             inputs = self.prepare(images)
@@ -286,9 +286,18 @@ class Learner:
             policy_optimizer.step()
             policy_optimizer.zero_grad()
         self.weighted_loss(seen).backward()
+        self.add_up_gradients()
         task_optimizer.step()
         task_optimizer.zero_grad()
         return seen
+
+    def add_up_gradients(self) -> None:
+        """Sum over all processes what backward passes have left in `.grad` of w; once, ahead of the optimizer's step.
+
+        For loops of several processes without DistributedDataParallel, which does so itself.
+        """
+        if world_size() > 1 and self.network is bare(self.network):
+            add_up([w.grad for w in self.parameters.values() if w.grad is not None])
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """θ and α, and what is learned of an extractor of the policy's own."""
@@ -405,7 +414,7 @@ class Learner:
     # -- what may go wrong --------------------------------------------------------------------------------------------
 
     def _finite(self, gradients: Sequence[Tensor]) -> bool:
-        finite = norm(gradients).isfinite()
+        finite = total(norm(gradients)).isfinite()  # on all processes, each of which may have a part only
         self._skipped += ~finite
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.not_finite = (~finite).float()

@@ -69,6 +69,11 @@ class TransformationSampler:
             v = torch.where(seen, average, average[seen].mean())
             self.probabilities.copy_(probabilities(v, self.epsilon))
 
+    @property
+    def tallies(self) -> list[Tensor]:
+        """What each process counts for itself, until `update` adds it up."""
+        return [self.present]
+
     def to(self, device: torch.device | str) -> "TransformationSampler":
         if self.probabilities.device != torch.device(device):
             for name, value in self.state_dict().items():

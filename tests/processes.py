@@ -1,8 +1,13 @@
 """Processes of a test that work together by gloo."""
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 
 def meet(rank: int, world: int, folder: str) -> None:
@@ -16,3 +21,17 @@ def leave() -> None:
     """
     dist.barrier()
     os._exit(0)
+
+
+def together(world: int, work: Callable[..., Any], folder: Path, *args: Any) -> list[Any]:
+    """What so many processes return from this work, each told its place among them; tensors, and trees of them."""
+    folder.mkdir(parents=True)
+    mp.set_forkserver_preload(["metaaugment"])  # read once: reading it takes longer than the work of most tests
+    mp.start_processes(_one, (world, str(folder), work, args), nprocs=world, start_method="forkserver")
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
+
+
+def _one(rank: int, world: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    meet(rank, world, folder)
+    torch.save(work(rank, world, *args), f"{folder}/{rank}.pt")
+    leave()

@@ -1,83 +1,257 @@
-"""Two processes with half of the mini-batch each make the step that one process makes with the whole."""
+"""Several processes with a part of the mini-batch each make the steps that one process makes with the whole."""
 
+import itertools
+import os
+import time
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import metaaugment as ma
+from metaaugment.batch_norm import with_global_statistics
+from metaaugment.data import augment
+from metaaugment.distributed import Parted, collected, drawn, everyone, first, highest, leave_to_first, share
 
-from processes import leave, meet
+from processes import together
 
-WORLD = 2
-
-
-class Sliced(ma.TransformationSampler):
-    """Draws for the global mini-batch and keeps the part of this process."""
-
-    def __init__(self, rank: int, world: int) -> None:
-        super().__init__()
-        self.rank, self.world = rank, world
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> ma.Transformation:
-        return super().sample(n * self.world, generator)[n * self.rank : n * (self.rank + 1)]
+ITERATIONS = 20
+# One after the other, a process with all images draws these as well.
+DRAWN = 12
 
 
-def network() -> nn.Module:
+class Case(NamedTuple):
+    """A way to train."""
+
+    route: str = "forward"
+    statistics: bool = True  # of the mini-batch: batch normalisation, instead of GroupNorm
+    copies: int = 1
+    every: int = 1
+    lagged: bool = False
+    policy: str = "plain"
+    wrapped: bool = False  # in DistributedDataParallel
+    accumulated: int = 1  # mini-batches for a step of the task network
+
+
+ROUTES = ("difference", "forward", "unrolled")
+GRID = [Case(*values) for values in itertools.product(ROUTES, (False, True), (1, 4), (1, 3), (False, True))]
+# Of the grid, such that every two values of different columns meet.
+FEW = [
+    Case("difference", True, 1, 1, False),
+    Case("difference", False, 4, 3, True),
+    Case("difference", True, 4, 1, True),
+    Case("forward", True, 4, 3, False),
+    Case("forward", False, 1, 1, True),
+    Case("forward", True, 1, 3, True),
+    Case("unrolled", True, 1, 3, True),
+    Case("unrolled", False, 4, 1, False),
+    Case("unrolled", True, 4, 1, True),
+    Case("difference", False, 1, 3, False),
+]
+OTHERS = [
+    Case(policy="rejecting"),
+    Case(wrapped=True),
+    Case(wrapped=True, statistics=False, lagged=True),
+    Case(accumulated=2),
+    Case(accumulated=2, wrapped=True, lagged=True),
+    Case(policy="own eyes", lagged=True),
+    Case(policy="shaken"),
+]
+
+
+def network(statistics: bool, shaken: bool = False) -> nn.Module:
     torch.manual_seed(1)
-    body = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.Tanh(), nn.AdaptiveAvgPool2d(1))
-    return nn.Sequential(body, nn.Flatten(), nn.Linear(6, 4)).double()
+    norms = [nn.BatchNorm2d(6), nn.BatchNorm1d(6)] if statistics else [nn.GroupNorm(2, 6), nn.GroupNorm(3, 6)]
+    body = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), norms[0], nn.Tanh(), nn.AdaptiveAvgPool2d(1))
+    shake = [Shaken()] if shaken else []
+    return nn.Sequential(body, nn.Flatten(), nn.Linear(6, 6), norms[1], *shake, nn.Tanh(), nn.Linear(6, 4)).double()
 
 
-def steps(rank: int, world: int, lagged: bool, policy: nn.Module) -> dict[str, Tensor]:
-    """Three joint steps on this process's part of the data; what is learned."""
-    net = network()
-    wrapped = DistributedDataParallel(net) if world > 1 else net
+class Shaken(nn.Module):
+    """Two branches that are mixed by chance, as in Shake-Shake networks, and dropped like those of PyramidNet."""
+
+    def __init__(self) -> None:
+        from metaaugment.networks.shake import ShakeDrop, ShakeShake
+
+        super().__init__()
+        self.shake, self.drop = ShakeShake(), ShakeDrop(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.shake(x, 2 * x.tanh()))
+
+
+def steps(rank: int, world: int, case: Case) -> dict[str, Tensor]:
+    """Joint steps on this process's part of the data; what is learned."""
+    net, policy, eyes = parts(case)
+    if rank > 0:  # as where each process seeds for itself: the learner makes them agree
+        for parameter in policy.parameters():
+            nn.init.normal_(parameter)
+    if case.statistics and world > 1:
+        net, eyes = with_global_statistics(net), eyes if eyes is None else with_global_statistics(eyes)
+    torch.manual_seed(5)
     generator = torch.Generator().manual_seed(2)
-    learner = ma.Learner(wrapped, Sliced(rank, world), policy, route="forward", lagged=lagged, generator=generator)
+    learner = ma.Learner(
+        DistributedDataParallel(net) if case.wrapped and world > 1 else net, ma.TransformationSampler(), policy, eyes,
+        route=case.route, lagged=case.lagged, every=case.every, copies=case.copies, generator=generator,
+        before=augment.in_turn([augment.random_flip(generator), augment.random_crop(2, (0, 0, 0), generator)]),
+        after=augment.random_cutout(3, (9, 9, 9), generator),
+    )  # fmt: skip
     task = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    outer = torch.optim.SGD(learner.policy_parameters(), 1.0, momentum=0.9)
+    # Slowly: the finite differences of one route have five digits, and θ shall agree to six behind the point.
+    outer = torch.optim.SGD(learner.policy_parameters(), 0.003, momentum=0.9)
     data = torch.Generator().manual_seed(3)
-    for _ in range(3):
-        batches = []
-        for n in (8, 12):
-            images = torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8, generator=data)
-            labels = torch.randint(0, 4, (n,), generator=data)
-            part = slice(rank * n // world, (rank + 1) * n // world)
-            batches.append((images[part], labels[part]))
-        learner.step(*batches[0], task, outer, iter(batches[1:]))
-    learner.sampler.update()
+    for step in range(ITERATIONS):
+        (images, labels), validation = (batch(n, data) for n in (8, 10))
+        if case.accumulated == 1:
+            learner.step(images, labels, task, outer, iter([validation]))
+        else:
+            seen = learner.observe(images, labels)
+            learner.policy_backward(seen, *validation)
+            outer.step()
+            outer.zero_grad()
+            learner.weighted_loss(seen).backward()
+            if (step + 1) % case.accumulated == 0:
+                learner.add_up_gradients()
+                task.step()
+                task.zero_grad()
+        if step % 5 == 4:
+            learner.sampler.update()
+    assert learner.skipped == 0
     learned = {f"policy.{name}": value for name, value in policy.state_dict().items()}
+    learned |= {f"eyes.{name}": value for name, value in eyes.state_dict().items()} if eyes is not None else {}
     return {**net.state_dict(), **learned, "p": learner.sampler.probabilities, "alpha": learner.alpha.detach()}
 
 
-def policies() -> dict[str, nn.Module]:
+def parts(case: Case) -> tuple[nn.Module, nn.Module, nn.Module | None]:
+    """Network, policy and its eyes, where these are its own."""
+    net = network(case.statistics, case.policy == "shaken")
     torch.manual_seed(4)
-    return {"plain": ma.PolicyNetwork(6).double(), "rejecting": ma.RejectingPolicy(ma.PolicyNetwork(6).double())}
+    policy = ma.PolicyNetwork(6).double()
+    eyes = network(case.statistics) if case.policy == "own eyes" else None
+    return net, ma.RejectingPolicy(policy) if case.policy == "rejecting" else policy, eyes
 
 
-def worker(rank: int, folder: str, lagged: bool, name: str) -> None:
-    meet(rank, WORLD, folder)
-    policy = policies()[name]
-    if rank == 1:  # as where each process seeds for itself: the learner makes them agree
-        for parameter in policy.parameters():
-            nn.init.normal_(parameter)
-    torch.save(steps(rank, WORLD, lagged, policy), f"{folder}/{rank}.pt")
-    leave()
+def batch(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    images = torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, 4, (n,), generator=generator)
+    return images[share(n)], labels[share(n)]
 
 
-@pytest.mark.parametrize(("lagged", "policy"), [(False, "plain"), (True, "plain"), (False, "rejecting")])
-def test_two_processes_equal_one(lagged: bool, policy: str, tmp_path: Path) -> None:
-    expected = steps(0, 1, lagged, policies()[policy])
-    start = network().state_dict()
-    mp.spawn(worker, args=(str(tmp_path), lagged, policy), nprocs=WORLD)
-    for rank in range(WORLD):
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        for key, value in expected.items():
+def all_steps(rank: int, world: int, cases: list[Case]) -> list[dict[str, Tensor]]:
+    return [steps(rank, world, Case(*case)) for case in cases]
+
+
+def assert_equal_one(world: int, cases: list[Case], folder: Path) -> None:
+    found = together(world, all_steps, folder / str(world), [tuple(case) for case in cases])
+    for place, case in enumerate(cases):
+        tolerance = 1e-6 if case.route == "difference" else 1e-10
+        network, policy, _ = parts(case)
+        expected = steps(0, 1, case)
+        for start, name in ((network, ""), (policy, "policy.")):
+            moved = max((expected[f"{name}{key}"] - w).abs().max() for key, w in start.named_parameters())
+            assert moved > 100 * tolerance, "something was learned"
+        assert (expected["p"] - 1 / 196).abs().max() > 1e-4
+        for rank, (key, value) in itertools.product(range(world), expected.items()):
             torch.testing.assert_close(
-                found[key], value, rtol=1e-9, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}"
-            )
-    assert not torch.equal(expected["2.weight"], start["2.weight"])
+                found[rank][place][key], value, rtol=tolerance, atol=tolerance,
+                msg=lambda text, at=f"{case}, process {rank}, {key}": f"{at}: {text}",
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_equal_one(world: int, tmp_path: Path) -> None:
+    assert_equal_one(world, FEW + OTHERS if world == 2 else FEW[::2], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_equal_one_in_every_way(world: int, tmp_path: Path) -> None:
+    assert_equal_one(world, GRID + OTHERS, tmp_path)
+
+
+# -- what may go wrong -------------------------------------------------------------------------------------------------
+
+
+def one_infinite_loss(rank: int, world: int) -> dict[str, Any]:
+    """A step in which the last sample of all, which only the last process has, has no finite gradient."""
+    net = network(statistics=False)
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return ma.learner.cross_entropy(logits, labels) * torch.where(labels == 3, torch.inf, 1.0)
+
+    learner = ma.Learner(net, ma.UniformSampler(), ma.UniformPolicy(), loss=loss)
+    images, labels = batch(8, torch.Generator().manual_seed(3))
+    labels = (torch.arange(8) // 7 * 3)[share(8)]
+    with pytest.warns(UserWarning, match="not finite and has no effect"):
+        learner.step(images, labels, torch.optim.SGD(net.parameters(), 0.1))
+    same = all(torch.equal(old, new) for old, new in zip(before, net.parameters(), strict=True))
+    return {"skipped": learner.skipped, "same": same}
+
+
+def test_a_gradient_that_is_not_finite_has_no_effect_on_any_process(tmp_path: Path) -> None:
+    for found in together(2, one_infinite_loss, tmp_path / "together"):
+        assert found == {"skipped": 1, "same": True}
+
+
+def too_late(rank: int, folder: str) -> None:
+    told = Path(folder, "told")
+    dist.init_process_group("gloo", f"file://{folder}/meet", timedelta(seconds=1), world_size=2, rank=rank)
+    if rank == 0:
+        try:
+            highest(1)
+        except Parted as error:
+            told.write_text(str(error))
+    while not told.exists():
+        time.sleep(0.05)
+    os._exit(0)
+
+
+def test_who_waits_too_long_says_so_in_one_sentence(tmp_path: Path) -> None:
+    mp.spawn(too_late, (str(tmp_path),), nprocs=2)
+    assert (tmp_path / "told").read_text() == "another process of this run is gone, or did not answer in time"
+
+
+# -- the collectives ---------------------------------------------------------------------------------------------------
+
+
+def collectives(rank: int, world: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(7)
+    tallies = [torch.full((2,), rank + 1.0), torch.full((), 10.0 * rank)]
+    leave_to_first(tallies)
+    refused = ""
+    try:
+        first(lambda: int("no number"))
+    except ValueError as error:
+        refused = str(error)
+    return {
+        "drawn": drawn(lambda n: torch.rand(n, 2, generator=generator), DRAWN // world),
+        "share": torch.arange(10)[share(10)],
+        "collected": collected(torch.tensor([[rank, 5]], dtype=torch.uint8)),
+        "highest": highest({1: 15}.get(rank, 0)),
+        "everyone": everyone({rank}),
+        "first": first(lambda: f"of {rank}"),
+        "refused": refused,
+        "tallies": [tally.clone() for tally in tallies],
+    }
+
+
+def test_what_processes_tell_each_other(tmp_path: Path) -> None:
+    zero, one, two = together(3, collectives, tmp_path / "together")
+    whole = torch.rand(DRAWN, 2, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(torch.cat([process["drawn"] for process in (zero, one, two)]), whole)
+    assert torch.cat([process["share"] for process in (zero, one, two)]).tolist() == list(range(10))
+    for process in (zero, one, two):
+        assert process["collected"].tolist() == [[0, 5], [1, 5], [2, 5]]
+        assert process["highest"] == 15
+        assert process["everyone"] == [{0}, {1}, {2}]
+        assert process["first"] == "of 0"
+        assert "no number" in process["refused"]
+    assert [tally.tolist() for tally in zero["tallies"]] == [[6.0, 6.0], 30.0]
+    assert [tally.tolist() for tally in two["tallies"]] == [[0.0, 0.0], 0.0]

@@ -679,11 +679,20 @@ WORLD = 2
 
 
 class Strided(ma.TransformationSampler):
-    """Draws for the global mini-batch and keeps this process's samples, which are each `WORLD`-th in Lightning."""
+    """Draws for the global mini-batch and keeps this process's samples, which are each `WORLD`-th."""
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> ma.Transformation:
         world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
         return super().sample(n * world, generator)[rank::world]
+
+
+class Dealt(ma.TransformationSampler):
+    """For a learner, which takes its part of what is drawn for the global mini-batch: such that this is each `WORLD`-th
+    sample, as Lightning deals them out."""
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> ma.Transformation:
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        return super().sample(n, generator)[torch.arange(n).view(-1, world).T.flatten()]
 
 
 def strided_module(world: int) -> Any:
@@ -692,7 +701,7 @@ def strided_module(world: int) -> Any:
     def configure_optimizers(self: Any) -> Any:
         torch.manual_seed(2)
         policy, generator = ma.PolicyNetwork(6 * 7 * 7).double(), torch.Generator()
-        self.learner = ma.Learner(self.network, Strided(), policy, route="forward", every=2, generator=generator)
+        self.learner = ma.Learner(self.network, Dealt(), policy, route="forward", every=2, generator=generator)
         parameters = self.network.parameters(), self.learner.policy_parameters()
         return [torch.optim.SGD(part, 0.1, momentum=0.9) for part in parameters]
 
@@ -738,6 +747,7 @@ def test_two_processes_of_lightning_equal_one(tmp_path: Path) -> None:
 
 def half_worker(rank: int, folder: str) -> None:
     """The gradient of this process's half of a mini-batch, by the hook of timm."""
+    learned()  # alone: processes that meet learn together
     meet(rank, WORLD, folder)
     network = DistributedDataParallel(small_network())
     torch.manual_seed(5)

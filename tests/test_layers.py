@@ -15,8 +15,8 @@ LAYERS = (
     ("transfer",),
     ("baselines", "data", "networks"),
     ("learner", "capture", "observation", "sealed", "frozen"),
-    ("hypergradient", "policy", "sampler", "features", "replay", "distributed"),
-    ("embedding", "transformation", "ops"),
+    ("hypergradient", "policy", "sampler", "features", "replay", "batch_norm"),
+    ("embedding", "transformation", "ops", "distributed"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The program and the list of public names stand above everything.

@@ -66,6 +66,11 @@ class AdversarialSampler:
         self.losses.zero_()
         self._refresh()
 
+    @property
+    def tallies(self) -> list[Tensor]:
+        """What each process counts for itself, until `update` adds it up."""
+        return [self.losses]
+
     def state_dict(self) -> dict[str, Any]:
         return {
             **self.reinforce.state_dict(),

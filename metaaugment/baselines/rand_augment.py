@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from metaaugment.distributed import drawn
 from metaaugment.embedding import K
 from metaaugment.ops import INDEX, Space
 from metaaugment.sampler import StillSampler
@@ -36,6 +37,6 @@ def further(
     samplers = [RandAugmentSampler(magnitude, min(2, functions - done)) for done in range(0, functions, 2)]
 
     def applied(sampler: RandAugmentSampler) -> Callable[[Tensor], Tensor]:
-        return lambda images: apply(images, sampler.sample(len(images), generator), space, fill)
+        return lambda images: apply(images, drawn(lambda n: sampler.sample(n, generator), len(images)), space, fill)
 
     return [applied(sampler) for sampler in samplers]

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
+from metaaugment.distributed import drawn
+
 Images = UInt8[Tensor, "n c h w"]
 Augmentation = Callable[[Tensor], Tensor]
 
@@ -40,7 +42,8 @@ def random_flip(generator: torch.Generator) -> Augmentation:
     """A fair coin an image."""
 
     def augment(images: Tensor) -> Tensor:
-        return flip(images, torch.rand(len(images), generator=generator, device=images.device) < 0.5)
+        chance = drawn(lambda n: torch.rand(n, generator=generator, device=images.device), len(images))
+        return flip(images, chance < 0.5)
 
     return augment
 
@@ -50,9 +53,10 @@ def random_crop(padding: int, fill: Sequence[int], generator: torch.Generator) -
     outside = color(fill, generator.device)
 
     def augment(images: Tensor) -> Tensor:
-        shape = (len(images), 2)
-        shift = torch.randint(-padding, padding + 1, shape, generator=generator, device=images.device)
-        return crop(images, shift, outside)
+        def draw(n: int) -> Tensor:
+            return torch.randint(-padding, padding + 1, (n, 2), generator=generator, device=images.device)
+
+        return crop(images, drawn(draw, len(images)), outside)
 
     return augment
 
@@ -62,9 +66,14 @@ def random_cutout(side: int, fill: Sequence[int], generator: torch.Generator) ->
     inside = color(fill, generator.device)
 
     def augment(images: Tensor) -> Tensor:
-        n, _, h, w = images.shape
-        center = [torch.randint(0, extent, (n,), generator=generator, device=images.device) for extent in (h, w)]
-        return cutout(images, torch.stack(center, 1), side, inside)
+        def draw(n: int) -> Tensor:
+            rows, columns = (
+                torch.randint(0, extent, (n,), generator=generator, device=images.device)
+                for extent in images.shape[-2:]
+            )
+            return torch.stack([rows, columns], 1)
+
+        return cutout(images, drawn(draw, len(images)), side, inside)
 
     return augment
 
@@ -81,11 +90,15 @@ def in_turn(augmentations: Sequence[Augmentation]) -> Augmentation | None:
 
 
 def normalization(
-    mean: Sequence[float], std: Sequence[float], device: torch.device, layout: torch.memory_format
+    mean: Sequence[float],
+    std: Sequence[float],
+    device: torch.device,
+    layout: torch.memory_format,
+    dtype: torch.dtype = torch.float32,
 ) -> Augmentation:
     """From uint8 to what a network takes: zero mean and unit deviation a channel."""
-    shift = torch.tensor(mean, device=device)[:, None, None] * 255
-    scale = 1 / (torch.tensor(std, device=device)[:, None, None] * 255)
+    shift = torch.tensor(mean, device=device, dtype=dtype)[:, None, None] * 255
+    scale = 1 / (torch.tensor(std, device=device, dtype=dtype)[:, None, None] * 255)
 
     def prepare(images: Tensor) -> Tensor:
         return ((images - shift) * scale).to(memory_format=layout)

@@ -2,8 +2,12 @@
 
 import hashlib
 import itertools
+import multiprocessing
+import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -12,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from metaaugment.data.files import CorruptImage, ImageFiles
 from metaaugment.data.images import Images
+from metaaugment.distributed import share, world_size
 
 Batch = tuple[Tensor, Tensor]
 EVALUATION_BATCH = 1000
@@ -42,6 +47,7 @@ class Reader:
             batch_sampler=indices,
             collate_fn=list,  # stacked below, when the unreadable ones are out
             num_workers=self.workers,
+            multiprocessing_context=_server() if self.workers and world_size() > 1 else None,
             prefetch_factor=4 if self.workers else None,
             worker_init_fn=_obey_the_parent,
             generator=torch.Generator(),  # of its own: the network's draws must not depend on reading
@@ -66,6 +72,8 @@ class Reader:
 class Batches:
     """Shuffled mini-batches of a split on a device, without end; an epoch leaves out what does not fill its last one.
 
+    Of several processes each gets its own part of every mini-batch; `batch` counts the images of all of them.
+
     A split in memory should lie on the device. Files are cropped at random by a generator of the seed, the epoch and
     the file alone, so that neither the number of workers nor an interruption changes anything.
     """
@@ -85,21 +93,21 @@ class Batches:
         generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch))
         return torch.randperm(len(self.split), generator=generator)[: self.steps * self.batch].view(-1, self.batch)
 
-    def since(self, step: int) -> Iterator[Batch]:
+    def since(self, step: int) -> Generator[Batch]:
         """The batches from a step on, counted over all epochs from 0."""
         if isinstance(self.split, ImageFiles):
             views = _TrainingViews(self.split, self.seed)
             yield from self.reader.batches(views, self._named(step), self.device, full=True)
         else:
             for epoch in itertools.count(step // self.steps):
-                for row in self.order(epoch).to(self.device)[step % self.steps :]:
+                for row in self.order(epoch).to(self.device)[step % self.steps :, share(self.batch)]:
                     yield self.split.images[row], self.split.labels[row]
                 step = 0
 
     def _named(self, step: int) -> Iterator[list[tuple[int, int]]]:
         """Epoch and place of each image of each batch."""
         for epoch in itertools.count(step // self.steps):
-            for row in self.order(epoch)[step % self.steps :].tolist():
+            for row in self.order(epoch)[step % self.steps :, share(self.batch)].tolist():
                 yield [(epoch, place) for place in row]
             step = 0
 
@@ -116,8 +124,28 @@ def once(
             yield split.images[part.start : part.stop].to(device), split.labels[part.start : part.stop].to(device)
 
 
+def _server() -> BaseContext:
+    """What starts workers where several processes train together: a server of this process, which has no threads.
+
+    A fork of this process itself may hang: collectives have threads, and one may hold a lock of Python's just then.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    resource_tracker.ensure_running()  # here, as it unblocks the signal behind it
+    # torchrun ends whole groups of processes; the server ends with this process.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
+
+
 def _obey_the_parent(worker: int) -> None:
-    """Ctrl-C reaches all processes of a terminal: who trains decides when it ends; workers are ended by it."""
+    """Ctrl-C reaches all processes of a terminal: who trains decides when it ends; workers are ended by it.
+
+    torchrun ends whole groups of processes, so that workers are one of their own.
+    """
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -148,6 +176,11 @@ def _or_sentence(view: Callable[[], tuple[Tensor, int]]) -> tuple[Tensor, int] |
         return str(error)
     except OSError as error:
         return error
+
+
+def own_part(split: Images | ImageFiles) -> Images | ImageFiles:
+    """What this process has to look at of a split that all of them look at together."""
+    return split if world_size() == 1 else split.take(torch.arange(len(split))[share(len(split))])
 
 
 def on_device(split: Images | ImageFiles, device: torch.device) -> Images | ImageFiles:

@@ -17,8 +17,10 @@ from torch.optim import SGD, Adam, Optimizer
 from metaaugment.baselines import published
 from metaaugment.baselines.found import FoundPolicy
 from metaaugment.baselines.rand_augment import further
+from metaaugment.batch_norm import with_global_statistics
 from metaaugment.data import DataSet, augment, dataset
 from metaaugment.data.batches import derived_seed
+from metaaugment.distributed import world_size
 from metaaugment.experiments.methods import METHODS, copies
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
@@ -29,6 +31,7 @@ from metaaugment.networks.pretrained import load_pretrained
 from metaaugment.ops import Space
 from metaaugment.policy import UniformPolicy
 from metaaugment.sampler import FixedSampler, UniformSampler
+from metaaugment.training.launch import own_device
 from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Phase
 from metaaugment.transfer import LearnedPolicy
@@ -50,6 +53,7 @@ class Experiment:
     policy: LearnedPolicy | None = None  # to train under, where the recipe names one
     found: FoundPolicy | None = None  # what a compared system found, for methods that augment by it
     policy_name: str | None = None  # of either: a file, or a published policy
+    dtype: torch.dtype = torch.float32  # of the networks
 
     def phases(self) -> list[Phase]:
         """What is trained in turn: mostly one thing; on ImageNet random, joint and frozen."""
@@ -109,9 +113,11 @@ class Experiment:
     ) -> Learner:
         """A learner of these parts, under all else that the recipe says."""
         recipe = self.recipe
+        policy = policy.to(self.device, self.dtype)
+        extractor = None if extractor is None else extractor.to(self.device, self.dtype)
         return Learner(
-            self.network, sampler, policy.to(self.device), extractor, route=recipe.route, lagged=recipe.lagged,
-            alpha=recipe.alpha, **self.handling(space),
+            self.network, sampler, policy, extractor, route=recipe.route, lagged=recipe.lagged, alpha=recipe.alpha,
+            **self.handling(space),
         )  # fmt: skip
 
     def handling(self, space: str | Space | None = None) -> dict[str, Any]:
@@ -152,17 +158,18 @@ class Experiment:
         """Of the task network's kind."""
         data = self.data
         net = network(self.recipe.network, data.num_classes, data.channels)
-        return net.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
+        return placed(net, self.recipe, self.device, self.dtype, self.layout)
 
     def prepare(self) -> augment.Augmentation:
-        return augment.normalization(self.data.mean, self.data.std, self.device, self.layout)
+        return augment.normalization(self.data.mean, self.data.std, self.device, self.layout, self.dtype)
 
 
 def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
     """Data, network and generator of a recipe; nothing is written yet."""
     recipe.check()
     place.check()
-    device = torch.device(choose_device(place.device))
+    device = own_device(choose_device(place.device))
+    dtype = torch.float64 if place.precision == "float64" else torch.float32
     policy = found = None
     name = None if recipe.policy is None else str(recipe.policy)
     if METHODS[recipe.method].found:
@@ -181,24 +188,44 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
             f"--policy {recipe.policy} was learned on images of {policy.source.channels} channels, "
             f"but {data.name} has {data.channels}"
         )
-    return replace(assemble(recipe, data, device, console), policy=policy, found=found, policy_name=name)
+    return replace(assemble(recipe, data, device, console, dtype), policy=policy, found=found, policy_name=name)
 
 
-def assemble(recipe: Recipe, data: DataSet, device: torch.device, console: Console) -> Experiment:
+def assemble(
+    recipe: Recipe, data: DataSet, device: torch.device, console: Console, dtype: torch.dtype = torch.float32
+) -> Experiment:
     """A fresh network and generator for data that are there already."""
     _check_sizes(recipe, data)
     torch.manual_seed(derived_seed(recipe.seed, INITIAL))
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     net = network(recipe.network, data.num_classes, data.channels)
     if recipe.pretrained is not None and not load_pretrained(net, recipe.pretrained):
         console.print(f"{recipe.pretrained}: its last layer has other classes; ours starts fresh.", highlight=False)
-    net = net.to(device, memory_format=layout)  # type: ignore[call-overload]
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    net = placed(net, recipe, device, dtype, layout)
     generator = torch.Generator(device).manual_seed(derived_seed(recipe.seed, DRAWS))
-    return Experiment(recipe, data, net, device, generator, layout)
+    return Experiment(recipe, data, net, device, generator, layout, dtype=dtype)
+
+
+def placed(
+    net: nn.Module, recipe: Recipe, device: torch.device, dtype: torch.dtype, layout: torch.memory_format
+) -> nn.Module:
+    """A network where it is trained, with the statistics of the global mini-batch where there are several processes."""
+    net = net.to(device, dtype, memory_format=layout)  # type: ignore[call-overload]
+    return net if world_size() == 1 or recipe.local_statistics else with_global_statistics(net)
 
 
 def _check_sizes(recipe: Recipe, data: DataSet) -> None:
-    n = len(data.train)
+    n, processes = len(data.train), world_size()
+    if recipe.batch % processes:
+        raise ValueError(
+            f"--batch is {recipe.batch}, which {processes} processes cannot share evenly; choose a multiple of "
+            f"{processes}, or start another number of processes"
+        )
+    if min(recipe.policy_batch, len(data.val)) < processes:
+        raise ValueError(
+            f"--policy-batch is {recipe.policy_batch} of {len(data.val)} validation images, less than one for each of "
+            f"{processes} processes; choose a larger one, or start fewer processes"
+        )
     if n < recipe.batch:
         raise ValueError(f"--batch is {recipe.batch}, but there are only {n} training images; choose at most {n}")
     if len(data.val) > n:

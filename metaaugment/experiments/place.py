@@ -23,8 +23,10 @@ class Place:
     """Folder of a run to go on with, under the settings it began with."""
     device: str | None = None
     """cpu or cuda; cuda where there is one if not given."""
-    precision: Literal["bf16", "float32"] | None = None
-    """Of passes through the networks; bf16 on GPUs, float32 elsewhere if not given."""
+    precision: Literal["bf16", "float32", "float64"] | None = None
+    """Of passes through the networks; bf16 on GPUs, float32 elsewhere if not given. float64 is to compare runs by."""
+    deterministic: bool = False
+    """Whether a GPU gives the same run bit for bit, which takes longer; the CPU always does."""
     capture: bool = True
     """Whether steps on a GPU are replayed as CUDA graphs."""
     workers: int | None = None
@@ -48,4 +50,4 @@ class Place:
 
     def flags(self) -> list[str]:
         """All but the folder of the run, which differs from one to the next."""
-        return flags(self, Place(), ("data", "device", "precision", "workers", "corrupt"))
+        return flags(self, Place(), ("data", "device", "precision", "deterministic", "workers", "corrupt"))

@@ -56,6 +56,8 @@ class Recipe:
     """Share of a label spread over all classes."""
     copies: int = 1
     """Transformations drawn for each image of a mini-batch; the paper's MT has 4."""
+    local_statistics: bool = False
+    """Whether batch statistics are those of each process's part of a mini-batch, not of the whole."""
 
     num_ops: int | None = None
     """Functions an image gets, of randaugment as it was published; the paper's own form if not given."""

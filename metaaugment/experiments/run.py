@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from rich.console import Console
 from torch.optim import SGD
 
 from metaaugment.data import CorruptImage, DataSet, ImageFiles
-from metaaugment.data.batches import Batches, Reader, derived_seed, on_device, once
+from metaaugment.data.batches import Batches, Reader, derived_seed, on_device, once, own_part
+from metaaugment.distributed import everyone, first, highest, rank, world_size
 from metaaugment.experiments.experiment import LOOKS, ORDER, VALIDATION_ORDER, Experiment, clipped, prepare
 from metaaugment.experiments.flags import check_agreement
 from metaaugment.experiments.paper import RECIPES
@@ -22,34 +24,43 @@ from metaaugment.training import checkpoint
 from metaaugment.training import folder as run_folder
 from metaaugment.training.evaluation import Score, evaluate
 from metaaugment.training.interruption import Interrupted
+from metaaugment.training.launch import launch, restarted
 from metaaugment.training.look import Look
-from metaaugment.training.machine import commit, machine
+from metaaugment.training.machine import commit, deterministic, machine
 from metaaugment.training.progress import Bar, Lines, TensorBoard, duration
 from metaaugment.training.schedule import cosine
 from metaaugment.training.trainer import Phase, Trainer, Watcher
 
+# How long processes that were started again wait for those before them to let go of the folder, in seconds.
+DYING = 30.0
+
 
 def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
-    """Train to the end and write `result.json`; returns what it holds."""
-    recipe, resumed = _recorded(recipe, place)
+    """Train to the end and write `result.json`; returns what it holds.
+
+    Of several processes the first one alone looks at the folder and writes to it; what it finds there all go by.
+    """
+    place = first(lambda: _again(recipe, place))
+    recipe, resumed = first(lambda: _recorded(recipe, place))
     experiment = prepare(recipe, place, console)
-    out = place.resume or place.out or Path("runs") / f"{recipe.name}-{recipe.method}-seed{recipe.seed}"
-    watchers: list[Watcher] = [Bar(console) if console.is_terminal else Lines(console)]
-    watchers += [TensorBoard(out)] if place.tensorboard else []
-    if not resumed:
-        run_folder.new(out)
-    with run_folder.locked(out):
-        if resumed and (out / run_folder.RESULT).exists():
+    out = _folder(recipe, place)
+    watchers: list[Watcher] = []
+    if rank() == 0:
+        watchers += [Bar(console) if console.is_terminal else Lines(console)]
+        watchers += [TensorBoard(out)] if place.tensorboard else []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(deterministic() if place.deterministic else contextlib.nullcontext())
+        result = first(lambda: _enter(out, recipe, resumed, stack))
+        if result is not None:
             console.print(f"{out} is finished already.", highlight=False)
-            return run_folder.read_json(out / run_folder.RESULT)
-        run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())
+            return result
         reader = Reader(place.readers, place.corrupt == "skip")
         training = trainer(experiment, place, out, reader, watchers)
         began = training.resume() if resumed else False
         introduce(experiment, training, out, began, console)
         try:
             training.run()
-            test = once(on_device(experiment.data.test, experiment.device), experiment.device, reader)
+            test = once(on_device(own_part(experiment.data.test), experiment.device), experiment.device, reader)
             with training.precision():
                 score = evaluate(experiment.network, test, experiment.prepare())
         except Interrupted:
@@ -58,6 +69,7 @@ def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
                 f"{place.command(recipe.name, out)}",
                 highlight=False,
             )
+            highest(0)  # a launcher ends the others as soon as one of them has ended
             raise
         except CorruptImage as error:
             # Its own advice, to remove the file, would make the data others than those that the run began with.
@@ -67,10 +79,32 @@ def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
             raise ValueError(
                 f"{why}; leave it out, and go on, with: {place.command(recipe.name, out, corrupt='skip')}"
             ) from None
-        result = _result(experiment, training, score, reader)
-        run_folder.write_json(out / run_folder.RESULT, result)
+        unreadable = len(set().union(*everyone(reader.unreadable)))
+        result = first(lambda: _result(experiment, training, score, unreadable, out))
     conclude(result, out, console)
     return result
+
+
+def _again(recipe: Recipe, place: Place) -> Place:
+    """Where a launcher has started the same run again, it goes on; a folder that was there before stays refused."""
+    out = _folder(recipe, place)
+    begun = restarted() and place.resume is None and run_folder.last_locked(out) == launch()
+    return replace(place, resume=out, out=None) if begun and (out / run_folder.RECIPE).exists() else place
+
+
+def _folder(recipe: Recipe, place: Place) -> Path:
+    return place.resume or place.out or Path("runs") / f"{recipe.name}-{recipe.method}-seed{recipe.seed}"
+
+
+def _enter(out: Path, recipe: Recipe, resumed: bool, stack: contextlib.ExitStack) -> dict[str, Any] | None:
+    """Have the folder for oneself as long as the stack is open; what it holds of a run that is finished already."""
+    if not resumed:
+        run_folder.new(out)
+    stack.enter_context(run_folder.locked(out, launch(), DYING if restarted() else 0.0))
+    if resumed and (out / run_folder.RESULT).exists():
+        return run_folder.read_json(out / run_folder.RESULT)
+    run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())
+    return None
 
 
 def trainer(
@@ -89,8 +123,11 @@ def trainer(
         derived_seed(recipe.seed, VALIDATION_ORDER), device, reader,
     )  # fmt: skip
     looked_at = Batches(batches.split, recipe.batch, derived_seed(recipe.seed, LOOKS), device, reader)
-    half = place.precision == "bf16" or (place.precision is None and device.type == "cuda")
-    precision = partial(torch.autocast, device.type, torch.bfloat16) if half else contextlib.nullcontext
+    digits = place.precision or ("bf16" if device.type == "cuda" else "float32")
+    if (digits == "float64") != (experiment.dtype == torch.float64):
+        raise ValueError("--precision is float64, which only metaaugment train has; leave it away, or choose float32")
+    half = partial(torch.autocast, device.type, torch.bfloat16)
+    precision = half if digits == "bf16" else contextlib.nullcontext
     optimizer = SGD(
         experiment.network.parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay,
         nesterov=recipe.nesterov, fused=device.type == "cuda",
@@ -100,15 +137,17 @@ def trainer(
     identity = {
         **recipe.to_json(),
         "device": device.type,
-        "precision": "bf16" if half else "float32",
+        "precision": digits,
         "data": data.fingerprint(),
         "policy_digest": experiment.policy_digest(),
         **_about(data),
     }
     phases = phases or experiment.phases()
+    # Captured steps were never tried with collectives inside, nor with deterministic algorithms.
+    captured = place.capture and device.type == "cuda" and world_size() == 1 and not place.deterministic
     return Trainer(
         experiment.network, optimizer, phases, batches, validation, rate, out, identity, precision,
-        captured=place.capture and device.type == "cuda", watchers=watchers, look=Look(looked_at, data.classes),
+        captured=captured, watchers=watchers, look=Look(looked_at, data.classes),
     )  # fmt: skip
 
 
@@ -181,7 +220,9 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
     console.print(
         f"{recipe.name}: {recipe.method}"
         + (f" by {experiment.policy_name}" if experiment.policy_name else "")
-        + f" on {device}; {recipe.dataset}, "
+        + f" on {device}"
+        + (f", {world_size()} processes" if world_size() > 1 else "")
+        + f"; {recipe.dataset}, "
         f"{len(data.train):,} / {len(data.val):,} / {len(data.test):,} images in {data.num_classes:,} classes; "
         f"{recipe.network}, {parameters / 1e6:.1f} M parameters; an epoch is {trainer.train.steps:,} steps of "
         f"{recipe.batch * learner.copies} images"
@@ -196,11 +237,12 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
         console.print(f"going on after epoch {trainer.epoch}, step {trainer.step}", highlight=False)
 
 
-def _result(experiment: Experiment, trainer: Trainer, score: Score, reader: Reader) -> dict[str, Any]:
+def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: int, out: Path) -> dict[str, Any]:
+    """What a run comes to, written into its folder."""
     rows, recipe = trainer.log.rows, experiment.recipe
     seconds = sum(row["seconds"] for row in rows)
     cuda = experiment.device.type == "cuda"
-    return {
+    result = {
         "name": recipe.name,
         "method": recipe.method,
         "seed": recipe.seed,
@@ -216,7 +258,7 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, reader: Read
         "seconds": seconds,
         "images_per_second": sum(row["images_per_second"] * row["seconds"] for row in rows) / seconds,
         "peak_memory_mib": torch.cuda.max_memory_allocated(experiment.device) / 2**20 if cuda else None,
-        "unreadable_files": len(reader.unreadable),
+        "unreadable_files": unreadable,
         "data": {
             "fingerprint": trainer.identity["data"],
             "train": len(experiment.data.train),
@@ -224,9 +266,11 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, reader: Read
             "test": len(experiment.data.test),
         },
         "recipe": recipe.to_json(),
-        "machine": machine(experiment.device.type),
+        "machine": {**machine(experiment.device.type), "processes": world_size()},
         "commit": commit(),
     }
+    run_folder.write_json(out / run_folder.RESULT, result)
+    return result
 
 
 def conclude(result: dict[str, Any], out: Path, console: Console) -> None:

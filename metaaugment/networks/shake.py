@@ -1,11 +1,13 @@
 """Layers whose backward pass is deliberately not the derivative of their forward pass.
 
 Their draws come from torch's generator of the input's device and stay there, so a pass can be captured in a CUDA graph
-and made again (`replay.py`).
+and made again (`replay.py`). They are made for the global mini-batch.
 """
 
 import torch
 from torch import Tensor, nn
+
+from metaaugment.distributed import drawn
 
 
 class Shaking(nn.Module):
@@ -29,7 +31,7 @@ class ShakeShake(Shaking):
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         if self.still:
             return (first + second) / 2
-        forward, backward = torch.rand(2, *one_a_sample(first), device=first.device, dtype=first.dtype)
+        forward, backward = two_a_sample(first)
         return shaken(first, forward, backward) + shaken(second, 1 - forward, 1 - backward)
 
 
@@ -53,7 +55,7 @@ class ShakeDrop(Shaking):
             return self.p * x
         # In float32, as p may lie within the rounding of a smaller type to 1.
         b = (torch.rand((), device=x.device, dtype=torch.float32) < self.p).to(x.dtype)
-        alpha, beta = torch.rand(2, *one_a_sample(x), device=x.device, dtype=x.dtype)
+        alpha, beta = two_a_sample(x)
         alpha = 2 * alpha - 1
         return shaken(x, b + (1 - b) * alpha, b + (1 - b) * beta)
 
@@ -66,6 +68,10 @@ def shaken(x: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
     return backward * x + (forward - backward) * x.detach()
 
 
-def one_a_sample(x: Tensor) -> tuple[int, ...]:
-    """The shape of one number for each sample of x."""
-    return len(x), *[1] * (x.ndim - 1)
+def two_a_sample(x: Tensor) -> Tensor:
+    """Two uniform numbers for each sample of x, [2, n, 1, …]."""
+
+    def draw(n: int) -> Tensor:
+        return torch.rand(2, n, *[1] * (x.ndim - 1), device=x.device, dtype=x.dtype).transpose(0, 1)
+
+    return drawn(draw, len(x)).transpose(0, 1)

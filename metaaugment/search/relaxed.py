@@ -251,7 +251,7 @@ class RelaxedLearner(Learner):
         w = list(self.parameters.values())
         inner = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph=False)
         with undisturbed(bare(self.network)), moved(w, filled(inner, w), -self.alpha):
-            v = self._validation_gradient(seen, images, labels)
+            v = self._validation_gradient(seen.replay, images, labels)
         seen.alignment, slope = self._along(seen, v)
         with torch.autocast(self.device.type, enabled=False):
             gradients = self.relaxed.gradients(-self.alpha * seen.alignment, -self.alpha * slope, self.drawn.draws)

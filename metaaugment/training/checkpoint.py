@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,11 @@ class Checkpoints:
         writing, self._writing = self._writing, None
         if writing is not None:
             self._took += writing.result()
+
+    def settle(self) -> None:
+        """Until what is being written is on the disk, or has failed to be."""
+        if self._writing is not None:
+            futures.wait([self._writing])
 
 
 def _timed(write: Callable[..., None], *what: Any) -> float:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from metaaugment.distributed import add_up
+
 
 @dataclass(frozen=True)
 class Score:
@@ -34,16 +36,18 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 def evaluate(
     network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], prepare: Callable[[Tensor], Tensor]
 ) -> Score:
-    """In evaluation mode; the host waits for the device once, at the end."""
-    sums, count = None, 0
+    """In evaluation mode, over the batches of all processes; the host waits for the device once, at the end."""
+    sums = torch.zeros(4, dtype=torch.float64, device=next(network.parameters()).device)
     with evaluating(network):
         for images, labels in batches:
-            logits = network(prepare(images)).float()
+            logits = network(prepare(images))
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
             loss = F.cross_entropy(logits, labels, reduction="sum")
-            new = torch.stack([loss.double(), best[:, 0].sum().double(), best.sum().double()])
-            sums = new if sums is None else sums + new
-            count += len(labels)
-    if sums is None:
+            count = torch.full_like(loss, len(labels))
+            sums += torch.stack([value.double() for value in (loss, best[:, 0].sum(), best.sum(), count)])
+    add_up([sums])
+    *found, count = sums.tolist()
+    if count == 0:
         raise ValueError("no image of a split can be read, so that there is nothing to evaluate on; mend the files")
-    return Score(*(sums / count).tolist())
+    return Score(*(value / count for value in found))

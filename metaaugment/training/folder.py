@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,14 +26,35 @@ def new(folder: Path, what: str = "run") -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Nobody else trains into this folder meanwhile; a process that dies gives it free."""
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process trains into {folder}; wait for it, or choose another --out") from None
+def locked(folder: Path, by: str = "", patience: float = 0.0) -> Iterator[None]:
+    """Nobody else trains into this folder meanwhile; a process that dies gives it free.
+
+    Args:
+        by: who it is that has it, for `last_locked`.
+        patience: seconds to wait for a process that may be dying.
+    """
+    until = time.monotonic() + patience
+    with (folder / LOCK).open("a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise ValueError(
+                        f"another process trains into {folder}; wait for it, or choose another --out"
+                    ) from None
+            time.sleep(0.1)
+        lock.truncate(0)
+        lock.write(by)
+        lock.flush()
         yield
+
+
+def last_locked(folder: Path) -> str | None:
+    """Who has trained into a folder last, or does."""
+    lock = folder / LOCK
+    return lock.read_text() if lock.exists() else None
 
 
 def write_json(file: Path, value: Mapping[str, Any]) -> None:

@@ -12,14 +12,19 @@ Row = dict[str, Any]
 
 
 class Log:
-    """Rows, and a file that has them for others to read; the run itself has them from its checkpoint."""
+    """Rows, and a file that has them for others to read; the run itself has them from its checkpoint.
 
-    def __init__(self, file: Path) -> None:
+    Of several processes only the first has the file.
+    """
+
+    def __init__(self, file: Path | None) -> None:
         self.file = file
         self.rows: list[Row] = []
 
     def append(self, row: Row) -> None:
         self.rows.append(row)
+        if self.file is None:
+            return
         try:
             with self.file.open("a") as content:
                 content.write(json.dumps(row) + "\n")
@@ -31,5 +36,6 @@ class Log:
     def restore(self, rows: Sequence[Row]) -> None:
         """Have exactly these rows; what a killed run left of an unfinished epoch goes."""
         self.rows = list(rows)
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        write_atomically(self.file, lambda part: part.write_text(text))
+        if self.file is not None:
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            write_atomically(self.file, lambda part: part.write_text(text))

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from metaaugment.data.batches import Batches, derived_seed, once
+from metaaugment.distributed import collected, share, world_size
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.ops import find_space
@@ -40,13 +41,12 @@ class Look:
         """Look after an epoch, and give what the log keeps of it. With validation images, after the last one, look at
         many samples, and find for those shown which image of another class is most like them."""
         count = 1 if validation is None else self._many()
-        looks = self._looks(learner, epoch, count)
-        samples = _joined([_samples(look, epoch, place) for look, _, place in looks])
+        samples = _joined(self._looks(learner, epoch, count))
+        images, originals = samples.pop("images"), samples.pop("originals")
         if not samples["weight"].isfinite().all():
             return {"weights": None}
         rows = chosen(samples["weight"], samples["loss"])
-        images = torch.cat([look.images for look, _, _ in looks])[rows]
-        originals = torch.cat([original for _, original, _ in looks])[rows]
+        images, originals = images[rows], originals[rows]
         before = {} if not self.seen else self.seen["samples"]
         kept = {name: torch.cat([before[name], new])[-self._limit() :] if before else new[-self._limit() :]
                 for name, new in samples.items()}  # fmt: skip
@@ -70,17 +70,19 @@ class Look:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.seen = dict(state)
 
-    def _looks(self, learner: Learner, epoch: int, count: int) -> list[tuple[Observation, Tensor, Tensor]]:
-        """Mini-batches as the learner sees them, with the images as they were, and their places in the split."""
+    def _looks(self, learner: Learner, epoch: int, count: int) -> list[dict[str, Tensor]]:
+        """Mini-batches of all processes as the learner sees them, with the images as they are then and as they were."""
         steps, copies = self.batches.steps, learner.copies
         start = epoch * steps
         stream = self.batches.since(start)
         looks = []
         for step in range(start, start + count):
             images, labels = next(stream)
-            place = self.batches.order(step // steps)[step % steps]
+            place = self.batches.order(step // steps)[step % steps, share(self.batches.batch)]
             look = learner.look(images, labels, derived_seed(self.batches.seed, epoch, step))
-            looks.append((look, images.repeat_interleave(copies, 0), place.repeat_interleave(copies, 0)))
+            seen = _samples(look, epoch, place.repeat_interleave(copies, 0))
+            seen |= {"images": look.images, "originals": images.repeat_interleave(copies, 0)}
+            looks.append({name: collected(value) for name, value in seen.items()})
         return looks
 
     def _limit(self) -> int:
@@ -140,7 +142,7 @@ def _samples(look: Observation, epoch: int, place: Tensor) -> dict[str, Tensor]:
         "second": t.second,
         "magnitudes": t.magnitudes,
         "signs": t.signs,
-        "weight": n * look.weights.float(),
+        "weight": n * world_size() * look.weights.float(),
         "output": look.outputs.float(),
         "loss": look.losses.float(),
     }

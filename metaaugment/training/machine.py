@@ -4,6 +4,7 @@ import contextlib
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,6 +21,24 @@ def choose_device(device: str | None) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device is cuda, but PyTorch finds no CUDA device; leave the flag out to run on the CPU")
     return device
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Inside, a GPU gives the same numbers each time, as the CPU does anyway; operations that cannot are warned of."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.benchmark,
+    )
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = before[2]
 
 
 def machine(device: str) -> dict[str, str | int]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from metaaugment.capture import CapturedStep
-from metaaugment.data.batches import Batch, Batches, once
+from metaaugment.data.batches import Batch, Batches, once, own_part
+from metaaugment.distributed import add_up, agree, first, highest, leave_to_first, rank, world_size
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.training import checkpoint
@@ -43,6 +44,9 @@ class Watcher(Protocol):
 
 class Trainer:
     """Trains a network through phases, with a log row an epoch, and a checkpoint where it does not cost too much.
+
+    Of several processes each has a part of every mini-batch, and only the first one writes. They all keep the same
+    parameters and the same generators, so that its checkpoint is continued by any number of them.
 
     Args:
         network: the task network, on its device.
@@ -76,7 +80,8 @@ class Trainer:
         self.train, self.validation, self.rate = train, validation, rate
         self.folder, self.identity = folder, dict(identity)
         self.precision, self.captured, self.watchers, self.look = precision, captured, watchers, look
-        self.log, self.checkpoints = Log(folder / "log.jsonl"), Checkpoints(folder)
+        self.log = Log(folder / "log.jsonl" if rank() == 0 else None)
+        self.checkpoints = Checkpoints(folder)
         self.epochs = sum(phase.epochs for phase in phases)
         self.epoch = 0  # finished ones
         self.step = 0  # finished ones of the epoch under way
@@ -98,13 +103,19 @@ class Trainer:
                     self._stop_if_asked(interruption)
                 self.checkpoints.wait()
             finally:
+                self.checkpoints.settle()
+                self._batches.close()
+                self._validation_batches.close()
                 self._tell("ended")
 
     def _stop_if_asked(self, interruption: Interruption) -> None:
-        if interruption.signum is not None:
+        """All processes behind the same step, whichever of them was asked."""
+        if signum := highest(interruption.signum or 0):
+            leave_to_first(self._tallies())
+            self._agree_on_statistics()
             self.save()
             self.checkpoints.wait()
-            raise Interrupted(interruption.signum)
+            raise Interrupted(signum)
 
     def _train_epoch(self, interruption: Interruption) -> Tensor:
         started = time.perf_counter() - self.seconds
@@ -127,7 +138,8 @@ class Trainer:
         """Algorithm 1, line 11, and the account of the epoch."""
         learner = self.learner
         learner.sampler.update()
-        validation = once(self.validation.split, self.train.device, self.validation.reader)
+        self._agree_on_statistics()
+        validation = once(own_part(self.validation.split), self.train.device, self.validation.reader)
         with self.precision():
             score = evaluate(self.network, validation, learner.prepare)
         row = {
@@ -169,10 +181,20 @@ class Trainer:
 
     @torch.no_grad()
     def _add(self, seen: Observation) -> None:
-        weights = seen.weights.detach().double()
-        loss = (weights * seen.losses.detach()).sum()
-        correct = (seen.logits.argmax(1) == seen.labels).double().mean()
-        self.sums += torch.stack([loss, correct, 1 / (weights.square().sum() * len(weights))])
+        weights, n = seen.weights.detach().double(), len(seen.weights) * world_size()
+        correct = (seen.logits.argmax(1) == seen.labels).double().sum()
+        found = torch.stack([(weights * seen.losses.detach()).sum(), correct, weights.square().sum()])
+        add_up([found])
+        loss, correct, squares = found
+        self.sums += torch.stack([loss, correct / n, 1 / (squares * n)])
+
+    def _tallies(self) -> list[Tensor]:
+        return getattr(self.learner.sampler, "tallies", [])
+
+    def _agree_on_statistics(self) -> None:
+        """On the first process's running statistics, where each keeps its own."""
+        own = [] if self.learner.extractor is None else self.learner.extractor.buffers()
+        agree([*self.network.buffers(), *own])
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
@@ -206,11 +228,12 @@ class Trainer:
     # -- never lose a run ---------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        self.checkpoints.save(self.state_dict())
+        if rank() == 0:
+            self.checkpoints.save(self.state_dict())
 
     def resume(self) -> bool:
         """Go on from the folder's checkpoint; False where it has none yet, and the run starts over."""
-        state = checkpoint.load(self.folder)
+        state = first(lambda: checkpoint.load(self.folder))
         if state is not None:
             check_identity(self.folder / checkpoint.LAST, state["identity"], self.identity)
             self.load_state_dict(state)
@@ -248,6 +271,9 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.load_learned(state)
+        if rank() > 0:
+            for tally in self._tallies():
+                tally.zero_()  # the first process has it
         self.sums.copy_(state["sums"])
         if self.look is not None:
             self.look.load_state_dict(state.get("look", {}))
