@@ -275,7 +275,7 @@ def trainer_of(name: str) -> Callable[..., None]:
 
 
 def reproduce(
-    names: Annotated[tuple[str, ...], Positional, arg(help="Tables, rows of them, or ablations.", metavar="NAME")] = (),
+    names: Annotated[tuple[str, ...], Positional, arg(help="Tables, rows, ablation-epsilon, …", metavar="NAME")] = (),
     seeds: Annotated[int, arg(help="Runs of each entry.")] = 5,
     budget: Annotated[str | None, option("Stop after this time: 90s, 25m, 2h; the same command goes on.")] = None,
     epochs: Annotated[int | None, option("Of all runs; kept apart where they are not the recipe's.")] = None,
@@ -301,7 +301,7 @@ def reproduce(
 
 def diagnose(
     run: Annotated[Path, Positional, arg(help="The folder of a run.", metavar="RUN")],
-    samples: Annotated[int, arg(help="Training samples to look at, about.")] = 2048,
+    samples: Annotated[int | None, option("Training samples to look at, about.", "2048, or five mini-batches")] = None,
     seed: Annotated[int, arg(help="Of what is drawn.")] = 0,
     data: Annotated[Path | None, option("Folder of the data.", "that of train", "DIR")] = None,
     device: Device = None,

@@ -379,7 +379,7 @@ class Learner:
         count = total(torch.full_like(self.alpha.detach(), len(images)))
         v: list[Tensor] = []
         parts = 1 if self.part is None else -(-len(images) // self.part)
-        for some, theirs in zip(images.chunk(parts), labels.chunk(parts), strict=True):
+        for some, theirs in zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True):
             with (
                 at_expectation(network),
                 torch.autocast(self.device.type, replay.precision, replay.autocast, cache_enabled=False),

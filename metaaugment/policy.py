@@ -22,6 +22,14 @@ from metaaugment.embedding import K
 Head = Callable[[Tensor], Tensor]
 
 
+LARGEST = 15.0  # logarithm of an output, either way: weights a million million times each other say nothing more
+
+
+def exponential(x: Tensor) -> Tensor:
+    """exp, kept from overflowing."""
+    return x.clamp(-LARGEST, LARGEST).exp()
+
+
 def normalize(outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """V = P / ΣP, over the global mini-batch."""
     return outputs / total(outputs.sum())
@@ -33,7 +41,7 @@ class PolicyNetwork(nn.Module):
     Args:
         feature_dim: how many numbers a feature has.
         hidden: units of each layer.
-        head: from the last layer to positive numbers; `torch.exp` cannot saturate.
+        head: from the last layer to positive numbers; `exponential` does not saturate where all outputs grow alike.
     """
 
     sees: tuple[str, ...] = ()
@@ -150,14 +158,13 @@ class RegressingPolicy(nn.Module):
     alignment, so nothing else has to be known of it.
 
     Args:
-        policy: one whose outputs are not bounded, with the head `torch.exp`.
-        sharpness: by how much the logarithm of a weight grows with each deviation.
+        policy: one with the head `exponential`.
+        sharpness: by how much the logarithm of a weight grows with each deviation, up to 5.
     """
 
     def __init__(self, policy: nn.Module, sharpness: float = 1.0) -> None:
         super().__init__()
-        if not 0 < sharpness < math.inf:
-            raise ValueError(f"sharpness is {sharpness:g}; it must be above 0")
+        check_sharpness(sharpness)
         self.policy = policy
         self.sees = seen_by(policy)
         self.sharpness: Tensor
@@ -166,7 +173,7 @@ class RegressingPolicy(nn.Module):
     def forward(
         self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"], *evidence: Tensor
     ) -> Float[Tensor, " n"]:
-        return self.policy(features, embedding, *evidence).pow(self.sharpness)
+        return exponential(self.sharpness * self.policy(features, embedding, *evidence).log())
 
     def objective(self, outputs: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
         """The mean square error of the predictions over the global mini-batch, of which this is a process's share."""
@@ -177,18 +184,37 @@ class RegressingPolicy(nn.Module):
         return (outputs.log() / self.sharpness - s / deviation).square().sum() / count
 
 
+def check_sharpness(sharpness: float) -> None:
+    if not 0 < sharpness <= 5:
+        raise ValueError(f"sharpness is {sharpness:g}; it must be above 0, and at most 5")
+
+
 # -- what a policy is handed -------------------------------------------------------------------------------------------
 
 
 def clues(logits: Float[Tensor, "n c"], labels: Int[Tensor, " n"]) -> Float[Tensor, "n 3"]:
     """Loss, probability of the label and entropy of each sample, all of order one: log(1 + loss), p, H / log c."""
-    known = F.log_softmax(logits.detach().float(), dim=1)
-    loss = -known.gather(1, labels[:, None]).squeeze(1)
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise ValueError(
+            f"the labels are {labels.dtype} of shape {tuple(labels.shape)}; a policy that looks at them takes class "
+            "numbers [n]"
+        )
+    if labels.device.type == "cpu" and len(labels) and int(labels.max()) >= logits.shape[1]:
+        raise ValueError(
+            f"a label is {int(labels.max())}, but the network that the policy sees through knows {logits.shape[1]} "
+            "classes; use the policy on the classes that it was learned with"
+        )
+    # Where a class is ruled out its logarithm is −∞, and its part of the entropy 0.
+    known = F.log_softmax(logits.detach().float(), dim=1).clamp(min=-1e4)
+    loss = -known.gather(1, labels.long()[:, None]).squeeze(1)
     entropy = -(known.exp() * known).sum(1) / math.log(logits.shape[1])
     return torch.stack([loss.log1p(), (-loss).exp(), entropy], dim=1)
 
 
-EVIDENCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"clues": clues, "labels": lambda logits, labels: labels}
+EVIDENCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "clues": clues,
+    "labels": lambda logits, labels: labels.long(),
+}
 
 
 def seen_by(policy: nn.Module) -> tuple[str, ...]:
@@ -218,7 +244,7 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     "label-policy": LabelPolicy,
 }
 # What may stand before the name of a kind.
-HEADS: dict[str, Head] = {"": torch.sigmoid, "exponential-": torch.exp}
+HEADS: dict[str, Head] = {"": torch.sigmoid, "exponential-": exponential}
 WRAPPERS: dict[str, Callable[..., nn.Module]] = {"rejecting-": RejectingPolicy, "regressing-": RegressingPolicy}
 POLICIES = tuple(
     wrapper + head + kind

@@ -29,8 +29,10 @@ from metaaugment.ops import PAPER_OPS, SPACES, Space, find_space
 from metaaugment.policy import (
     POLICIES,
     WRAPPERS,
+    RegressingPolicy,
     UniformPolicy,
     check_features,
+    check_sharpness,
     evidence,
     innermost,
     name_of,
@@ -39,7 +41,7 @@ from metaaugment.policy import (
 )
 from metaaugment.policy import build as build_policy
 from metaaugment.sampler import FixedSampler, UniformSampler
-from metaaugment.transformation import FLOAT_TYPES, Transformation, apply
+from metaaugment.transformation import FLOAT_TYPES, INDEX_TYPES, Transformation, apply
 
 FORMAT = 1
 KIND = "policy"
@@ -120,6 +122,8 @@ class LearnedPolicy:
         self.eyes: Eyes | None = None
         if policy is not None and extractor is not None:
             _check_finite("theta", policy.state_dict())
+            if isinstance(policy, RegressingPolicy):
+                check_sharpness(float(policy.sharpness))
             _check_finite("w", extractor.state_dict())
             self.judge = Judge(policy)
             self.eyes = _eyes(extractor, source, *_normalization(source.mean, source.std))
@@ -273,8 +277,9 @@ class LearnedPolicy:
     def _check_labels(self, images: Tensor, labels: Tensor | None) -> None:
         if not self.needs_labels:
             return
-        if not isinstance(labels, Tensor) or labels.shape != (len(images),) or labels.is_floating_point():
-            found = "none" if labels is None else getattr(labels, "shape", type(labels).__name__)
+        if not isinstance(labels, Tensor) or labels.shape != (len(images),) or labels.dtype not in INDEX_TYPES:
+            is_tensor = isinstance(labels, Tensor)
+            found = f"{labels.dtype} {tuple(labels.shape)}" if is_tensor else "none" if labels is None else type(labels)
             raise ValueError(
                 f"the policy looks at labels, and got {found} for {len(images)} images; give one whole number each, "
                 "policy.augment(images, labels), or use its p alone: policy.sampler_only()"

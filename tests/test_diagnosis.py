@@ -153,7 +153,7 @@ def planted(n: int = 1200) -> Samples:
     signal = known["feature"][:, 0].abs()
     signal = (signal - signal.mean()) / signal.std()
     pairs = [(signal.double() + torch.randn(n), signal.double() + torch.randn(n)) for _ in range(4)]
-    return Samples(known, signal.double(), {500: pairs})
+    return Samples(known, torch.arange(n), signal.double(), {500: pairs})
 
 
 def test_a_planted_signal_is_found_where_it_is_and_nowhere_else() -> None:
@@ -166,6 +166,37 @@ def test_a_planted_signal_is_found_where_it_is_and_nowhere_else() -> None:
     captured = diagnosis.captured(samples)
     assert captured is not None
     assert captured.mean == pytest.approx(best, abs=0.05)
+
+
+def test_a_prediction_gains_nothing_from_other_samples_of_the_same_image() -> None:
+    """Whose feature, all noise, would name the image."""
+    torch.manual_seed(0)
+    images, copies = 200, 6
+    feature = torch.randn(images, 30).repeat_interleave(copies, 0)
+    s = torch.randn(images).repeat_interleave(copies, 0).double()
+    samples = replace(planted(images * copies), place=torch.arange(images).repeat_interleave(copies, 0))
+    samples.known["feature"] = feature
+    assert abs(diagnosis.predictability(samples, ("feature",), s, s, 0)) < 0.25
+    alone = replace(samples, place=torch.arange(images * copies))
+    assert diagnosis.predictability(alone, ("feature",), s, s, 0) > 0.5
+
+
+@pytest.mark.parametrize("method", ["faa", "trivialaugment"])
+@pytest.mark.usefixtures("quick")
+def test_functions_outside_the_papers_and_other_methods(method: str, tmp_path: Path) -> None:
+    words = ["--method", method, "--epochs", "1", "--per-class", "20", "--batch", "20"]
+    cli.main(["train", "digits", *words, "--out", str(tmp_path / "run")])
+    assert call(tmp_path / "run", "--samples", 200) == 0
+
+
+def test_numbers_that_are_not_finite_are_no_diagnosis() -> None:
+    _, val = marked()
+    network = ma.network("small-cnn", 10)
+    learner = ma.Learner(network, ma.IdentitySampler(), ma.PolicyNetwork(128))
+    with torch.no_grad():
+        next(network.parameters()).fill_(math.nan)
+    with pytest.raises(ValueError, match="gives numbers that are not finite"):
+        diagnosis.collect(learner, Batches(val, 32, 0, CPU), val, 64, 0, lambda loop, what: loop)
 
 
 def test_a_prediction_gains_nothing_from_the_noise_of_one_half() -> None:
@@ -211,9 +242,15 @@ def predicted(**values: float) -> dict[str, Correlation]:
         ),
         (
             {"captured": number(0.0), "predicted": predicted(paper=0.05, clues=0.5, label=0.4)},
-            "Nothing is left to learn from what it sees: .* exponential-clue-policy",
+            "Nothing is left to learn from what it sees: .* never more, or is used up by training, with the loss 0.50",
         ),
-        ({"captured": None}, "There is something to learn: feature and embedding can say 0.40 ± 0.02; this run has no"),
+        (
+            {"captured": number(0.0), "predicted": predicted(paper=0.3, clues=0.5, label=0.6), "sees": LABEL},
+            "feature, transformation, loss and label can say 0.60 ± 0.02; raise --policy-lr",
+        ),
+        ({"captured": number(0.0), "learns": False}, "It is not learned in this run: its outputs follow"),
+        ({"learns": False}, "It fits: its outputs follow the alignment by 0.35"),
+        ({"captured": None}, "There is something to learn: feature and transformation can say 0.40 ± 0.02; this run"),
         ({"predicted": predicted(paper=0.05)}, r"Nothing is left to learn: .*at best 0.05 ± 0.02"),
         ({"noise": {32: number(0.0), 500: number(0.1, 0.3)}}, "too small to tell: two halves of its 1000 images agree"),
         ({"accuracy": 0.09}, "Nothing can be learned: the network is right on 9.0% .* no more than by chance"),

@@ -27,6 +27,7 @@ NOT_RUN = [
     ("index.md", "82 s on two cores"),
     ("loop.md", "needs a GPU"),
     ("report.md", "it ends when the runs that it follows do"),
+    ("scale.md", "several processes"),
 ]
 
 

@@ -16,6 +16,7 @@ from metaaugment.experiments.experiment import prepare
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.training import checkpoint
+from metaaugment.training import look as look_module
 from metaaugment.training.look import CONTRASTS, EXTREMES, QUANTILES, chosen, negatives
 from metaaugment.training.trainer import Trainer
 
@@ -106,6 +107,22 @@ def test_methods_without_a_policy_have_nothing_to_look_at(tmp_path: Path) -> Non
     trainer = trained(tmp_path, method="randaugment")
     assert "weights" not in trainer.log.rows[-1]
     assert not (tmp_path / checkpoint.LOOK).exists()
+
+
+@pytest.mark.parametrize(("batch", "copies", "limit"), [(16, 4, 40), (16, 1, 40), (16, 8, 100)])
+def test_what_is_shown_is_among_what_is_kept(
+    batch: int, copies: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a mini-batch, or its copies, are more than is kept."""
+    monkeypatch.setitem(look_module.SAMPLES, "small", limit)
+    trained(tmp_path, copies=copies)
+    look = sealed.load(tmp_path / checkpoint.LOOK, "look")
+    samples, rows = look["samples"], look["shown"]["sample"]
+    assert len(samples["weight"]) == limit
+    assert rows.min() >= 0
+    assert rows.max() < limit
+    order = samples["weight"][rows[:EXTREMES]]
+    assert order[0] == samples["weight"][samples["epoch"] == 3].max()
 
 
 def test_which_samples_are_shown() -> None:

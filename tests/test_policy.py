@@ -14,7 +14,7 @@ from metaaugment import (
     RejectingPolicy,
     UniformPolicy,
 )
-from metaaugment.policy import POLICIES, build, clues, name_of, normalize
+from metaaugment.policy import POLICIES, build, clues, exponential, name_of, normalize
 
 
 def test_the_papers_network_by_hand() -> None:
@@ -78,7 +78,7 @@ def test_clues_by_hand() -> None:
 
 
 def test_more_branches_by_hand() -> None:
-    policy = LabelPolicy(6, hidden=5, head=torch.exp, num_classes=3).double()
+    policy = LabelPolicy(6, hidden=5, head=exponential, num_classes=3).double()
     features, embedding, more = torch.randn(4, 6).double(), torch.randn(4, 28).double(), torch.rand(4, 3).double()
     labels = torch.tensor([0, 2, 1, 2])
     parts = [
@@ -100,7 +100,7 @@ def test_many_classes_cost_nothing_but_their_embedding() -> None:
 
 def test_regression_predicts_deviations_from_the_mean() -> None:
     """Its objective is zero where the logarithm of the other policy's output is the standardised alignment."""
-    policy = RegressingPolicy(PolicyNetwork(6, head=torch.exp), sharpness=0.5)
+    policy = RegressingPolicy(PolicyNetwork(6, head=exponential), sharpness=0.5)
     s = torch.tensor([3.0, -1.0, 2.0, 0.0])
     z = (s - s.mean()) / s.std(correction=0)
     assert policy.objective((0.5 * z).exp(), s).item() == pytest.approx(0, abs=1e-12)
@@ -111,7 +111,7 @@ def test_regression_predicts_deviations_from_the_mean() -> None:
     torch.testing.assert_close(policy(features, embedding), policy.policy(features, embedding).sqrt())
 
 
-@pytest.mark.parametrize("sharpness", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("sharpness", [0.0, -1.0, 5.1, math.nan, math.inf])
 def test_an_impossible_sharpness(sharpness: float) -> None:
     with pytest.raises(ValueError, match=f"sharpness is {sharpness:g}; it must be above 0"):
         RegressingPolicy(PolicyNetwork(6), sharpness)
@@ -133,4 +133,24 @@ def test_names_that_are_none() -> None:
 def test_those_around_it_hand_on_what_a_policy_sees() -> None:
     assert PolicyNetwork(6).sees == ()
     assert RejectingPolicy(CluePolicy(6)).sees == ("clues",)
-    assert RegressingPolicy(LabelPolicy(6, head=torch.exp)).sees == ("clues", "labels")
+    assert RegressingPolicy(LabelPolicy(6, head=exponential)).sees == ("clues", "labels")
+
+
+def test_an_exponential_does_not_overflow() -> None:
+    inner = PolicyNetwork(6, head=exponential)
+    policy = RegressingPolicy(inner, sharpness=5)
+    with torch.no_grad():
+        inner.output.weight *= 1e6
+    outputs = policy(torch.randn(8, 6), torch.randn(8, 28))
+    assert outputs.isfinite().all()
+    assert (outputs > 0).all()
+    assert normalize(outputs).sum().item() == pytest.approx(1)
+
+
+def test_labels_that_no_clue_can_be_found_for() -> None:
+    with pytest.raises(ValueError, match="a label is 4, but the network that the policy sees through knows 3 classes"):
+        clues(torch.randn(2, 3), torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match=r"the labels are torch.float32 of shape \(2, 3\)"):
+        clues(torch.randn(2, 3), torch.rand(2, 3))
+    ruled_out = torch.tensor([[0.0, 0.0, -math.inf]])
+    assert clues(ruled_out, torch.tensor([0]))[0, 2].item() == pytest.approx(math.log(2) / math.log(3))

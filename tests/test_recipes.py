@@ -235,7 +235,7 @@ IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("clip", "policy_clip"), (0.0, -1.0, NAN)),
     **dict.fromkeys(("size", "per_class"), COUNT),
     "epsilon": (*SIZE, 1.001),
-    "sharpness": (0.0, -1.0, NAN),
+    "sharpness": (0.0, -1.0, 5.1, NAN),
     **dict.fromkeys(("method", "route"), ("nope", "")),
     **dict.fromkeys(("num_ops", "magnitude"), (3,)),  # of another method; test_baselines.py has the rest
 }

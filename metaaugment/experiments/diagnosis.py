@@ -24,8 +24,9 @@ from metaaugment.embedding import K, embed
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.ops import OPS
-from metaaugment.policy import clues
+from metaaugment.policy import FeaturePolicy, clues, innermost, seen_by
 from metaaugment.training.evaluation import evaluate
+from metaaugment.transformation import Transformation
 
 SMALLEST = 32  # validation images of a draw
 REPEATS = 4  # of random halves
@@ -68,7 +69,8 @@ class Samples:
     """What is known of training samples, augmented as in the run: one row each, on the CPU."""
 
     known: dict[str, Tensor]  # by the names that `INPUTS` uses
-    outputs: Float[Tensor, " n"] | None  # the policy's; None where there is none to learn
+    place: Tensor  # of the image in the training split, which may be there several times
+    outputs: Float[Tensor, " n"] | None  # the policy's; None where there is none
     # By the size of two disjoint validation draws, the largest being halves: s by both, for each repetition.
     alignment: dict[int, list[tuple[Tensor, Tensor]]]
 
@@ -89,6 +91,8 @@ class Diagnosis:
     noise: dict[int, Correlation]  # of s by two disjoint draws of this size
     predicted: dict[str, Correlation]  # s, from what
     captured: Correlation | None  # of the policy's outputs and s
+    sees: str = PAPER  # what the policy of the run sees, a key of `predicted`
+    learns: bool = True  # whether the run learns it
 
     @property
     def half(self) -> Correlation:
@@ -113,16 +117,20 @@ class Diagnosis:
             noise = {int(size): _number(found) for size, found in values["noise"].items()}
             predicted = {name: _number(values["predicted"][name]) for name in INPUTS}
             captured = None if values["captured"] is None else _number(values["captured"])
-            plain = {name: values[name] for name in ("samples", "validation", "update", "accuracy", "chance")}
+            plain = {
+                name: values[name]
+                for name in ("samples", "validation", "update", "accuracy", "chance", "sees", "learns")
+            }
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it is no diagnosis ({type(error).__name__}: {error})") from None
-        if not noise or not all(isinstance(v, int | float) for k, v in plain.items() if k != "update"):
+        numbers = all(isinstance(plain[name], int | float) for name in ("samples", "validation", "accuracy", "chance"))
+        if not noise or not numbers or plain["sees"] not in predicted:
             raise ValueError("it is no diagnosis: numbers are missing")
         return cls(**plain, noise=noise, predicted=predicted, captured=captured)
 
     def verdict(self) -> str:
         """In one sentence; the first that applies."""
-        paper = self.predicted[PAPER]
+        own = self.predicted[self.sees]
         if self.accuracy <= self.chance:
             return (
                 f"Nothing can be learned: the network is right on {self.accuracy:.1%} of the validation images, no "
@@ -137,39 +145,51 @@ class Diagnosis:
         if not self.worth_learning(self.best):
             return (
                 "Nothing is left to learn: which samples help cannot be predicted from anything that a policy may see "
-                f"(at best {self.best}); what there was is used up by training."
+                f"(at best {self.best}), or not any more."
             )
         if self.captured is None:
             return f"There is something to learn: {self._possible()}; this run has no policy that could."
-        if self.worth_learning(self.captured) and self.captured.mean >= 0.5 * paper.mean:
+        if self.worth_learning(self.captured) and self.captured.mean >= 0.5 * own.mean:
             return (
-                f"It learned: its outputs follow the alignment by {self.captured.mean:.2f}, of {paper.mean:.2f} that "
-                f"feature and embedding can say{self._more()}."
+                f"It {'learned' if self.learns else 'fits'}: its outputs follow the alignment by "
+                f"{self.captured.mean:.2f}, of {own.mean:.2f} that {self._inputs()} can say{self._more()}."
             )
-        if not self.worth_learning(paper):
+        if not self.worth_learning(own):
             return (
-                f"Nothing is left to learn from what it sees: feature and embedding say {paper} of the alignment; what "
-                f"there was is used up by training. With more to see it could{self._more()}: {self._change()}."
+                f"Nothing is left to learn from what it sees: {self._inputs()} can say {own} of the alignment; it was "
+                f"never more, or is used up by training{self._more()}."
             )
-        return (
-            f"It could learn more: its outputs follow the alignment by {self.captured.mean:.2f}, and "
-            f"{self._possible()}; {self._change()}."
-        )
+        follow = f"its outputs follow the alignment by {self.captured.mean:.2f}, and {self._possible()}"
+        if not self.learns:
+            return f"It is not learned in this run: {follow}; a policy of the run's own could learn that."
+        return f"It could learn more: {follow}; {self._change()}."
+
+    def _inputs(self) -> str:
+        names = {"embedding": "transformation", "clues": "loss"}
+        words = [names.get(name, name) for name in self.sees.split(", ")]
+        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
     def _possible(self) -> str:
-        return f"feature and embedding can say {self.predicted[PAPER]}{self._more()}"
+        return f"{self._inputs()} can say {self.predicted[self.sees]}{self._more()}"
+
+    def _further(self) -> str | None:
+        """What says more than what the policy sees, by more than its error."""
+        own, seen = self.predicted[self.sees], set(self.sees.split(", "))
+        names = [name for name in (CLUES, LABEL) if not set(name.split(", ")) <= seen]
+        name = max(names, key=lambda name: self.predicted[name].mean, default=None)
+        found = None if name is None else self.predicted[name]
+        return name if found is not None and found.mean - own.mean > 2 * max(found.error, own.error) else None
 
     def _more(self) -> str:
-        name = max((CLUES, LABEL), key=lambda name: self.predicted[name].mean)
-        found, paper = self.predicted[name], self.predicted[PAPER]
-        if found.mean - paper.mean <= 2 * max(found.error, paper.error):
+        name = self._further()
+        if name is None:
             return ""
-        return f", with {'loss and label' if name == LABEL else 'the loss'} {found.mean:.2f}"
+        return f", with {'loss and label' if name == LABEL else 'the loss'} {self.predicted[name].mean:.2f}"
 
     def _change(self) -> str:
         """What is most likely to help."""
-        more = max((CLUES, LABEL), key=lambda name: self.predicted[name].mean)
-        if self.predicted[more].mean > 1.5 * max(self.predicted[PAPER].mean, 0.05):
+        more = self._further()
+        if more is not None and self.predicted[more].mean > 1.5 * max(self.predicted[self.sees].mean, 0.05):
             policy = "label-policy" if more == LABEL else "clue-policy"
             return f"let it see more, with --policy-network exponential-{policy}"
         sizes = [size for size in self.noise if self.update is not None and size <= self.update]
@@ -185,7 +205,7 @@ def diagnose(
     learner: Learner,
     train: Batches,
     validation: Split,
-    samples: int = 2048,
+    samples: int | None = None,
     seed: int = 0,
     update: int | None = None,
     steps: Steps = lambda loop, what: loop,
@@ -195,10 +215,12 @@ def diagnose(
     Args:
         learner: of the run, in the state that it has come to; nothing of it is changed.
         train: mini-batches of the training split.
-        samples: how many training samples to look at, about.
+        samples: how many training samples to look at, about; 2048, or five mini-batches, if not given.
         update: validation images of a policy update.
     """
-    check_enough(validation, samples, train.batch * learner.copies)
+    batch = train.batch * learner.copies
+    samples = max(2048, 5 * batch) if samples is None else samples
+    check_enough(validation, samples, batch)
     accuracy, chance = beside_chance(learner, train, validation)
     seen = collect(learner, train, validation, samples, seed, steps)
     predicted: dict[str, list[float]] = {name: [] for name in INPUTS}
@@ -214,7 +236,15 @@ def diagnose(
         noise={size: Correlation.of([correlation(*both) for both in drawn]) for size, drawn in seen.alignment.items()},
         predicted={name: Correlation.of(values) for name, values in predicted.items()},
         captured=captured(seen),
+        sees=_seen_by(learner),
+        learns=learner.due_at(learner.every),
     )
+
+
+def _seen_by(learner: Learner) -> str:
+    if isinstance(innermost(getattr(learner.policy, "policy", learner.policy)), FeaturePolicy):
+        return "feature"
+    return {(): PAPER, ("clues",): CLUES, ("clues", "labels"): LABEL}[seen_by(learner.policy)]
 
 
 def check_enough(validation: Split, samples: int, batch: int) -> None:
@@ -257,20 +287,29 @@ def collect(learner: Learner, train: Batches, validation: Split, samples: int, s
     ]
     stream = train.since(0)
     rows: list[list[Tensor]] = [[] for _ in draws]
-    known: dict[str, list[Tensor]] = {name: [] for name in ("pair", "embedding", "feature", "clues", "label")}
-    outputs = []
+    known: list[dict[str, Tensor]] = []
     for step in steps(range(samples // (train.batch * learner.copies)), "alignment of training samples"):
         look = learner.look(*next(stream), derived_seed(seed, 1, step))
         for row, v in zip(rows, gradients, strict=True):
             row.append(learner.alignment(look, v).detach().cpu().double())
-        for name, value in _known(look).items():
-            known[name].append(value.detach().cpu())
-        outputs.append(look.outputs.detach().cpu().double())
-    s = iter([torch.cat(row) for row in rows])
-    drawn = [(size, (next(s), next(s))) for _ in range(REPEATS) for size in sizes]
+        place = train.order(step // train.steps)[step % train.steps].repeat_interleave(learner.copies, 0)
+        seen = {"place": place, "outputs": look.outputs.double(), **_known(look)}
+        known.append({name: value.detach().cpu() for name, value in seen.items()})
+    joined = {name: torch.cat([part[name] for part in known]) for name in known[0]}
+    s = [torch.cat(row) for row in rows]
+    if not all(value.isfinite().all() for value in (*s, *joined.values())):
+        raise ValueError(
+            "the run's network or its policy gives numbers that are not finite; there is nothing to diagnose"
+        )
+    sampled = iter(s)
+    drawn = [(size, (next(sampled), next(sampled))) for _ in range(REPEATS) for size in sizes]
+    place, outputs = joined.pop("place"), joined.pop("outputs")
+    if not ((joined["first"] < K) & (joined["second"] < K)).all():
+        joined["embedding"] = joined["magnitudes"]  # the paper's has no place for some of the functions
     return Samples(
-        known={name: torch.cat(values) for name, values in known.items()},
-        outputs=None if getattr(learner.policy, "blind", False) else torch.cat(outputs),
+        known=joined,
+        place=place,
+        outputs=None if getattr(learner.policy, "blind", False) else outputs,
         alignment={size: [both for other, both in drawn if other == size] for size in sizes},
     )
 
@@ -293,20 +332,24 @@ def halves(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 def _known(look: Observation) -> dict[str, Tensor]:
     """What a policy could be told of the samples."""
     t = look.transformation
-    ours = int(max(t.first.max(), t.second.max())) >= K  # functions that the paper's embedding has no place for
+    paper = Transformation(t.first.clamp(max=K - 1), t.second.clamp(max=K - 1), t.magnitudes, t.signs)
     return {
+        "first": t.first,
+        "second": t.second,
+        "magnitudes": t.magnitudes.float(),
         "pair": t.first * len(OPS) + t.second,
-        "embedding": t.magnitudes if ours else embed(t),
+        "embedding": embed(paper).float(),
         "feature": look.features.float(),
         "clues": clues(look.logits, look.labels),
-        "label": look.labels,
+        "label": look.labels.long(),
     }
 
 
 def validation_gradient(learner: Learner, split: Split, places: Tensor, like: Batches) -> list[Tensor]:
     """Of the mean loss of these images, in parts of a mini-batch, so that memory does not grow with their number."""
     total: list[Tensor] = []
-    for images, labels in once(split.take(places.to(split.labels.device)), like.device, like.reader, like.batch):
+    size = -(-len(places) // -(-len(places) // like.batch))  # parts alike: one image alone has no batch statistics
+    for images, labels in once(split.take(places.to(split.labels.device)), like.device, like.reader, size):
         share = len(labels) / len(places)
         part = [share * gradient for gradient in learner.validation_gradient(images, labels)]
         total = [a + b for a, b in zip(total, part, strict=True)] if total else part
@@ -338,10 +381,9 @@ class Predictor(nn.Module):
 
 def predictability(samples: Samples, names: Sequence[str], one: Tensor, other: Tensor, seed: int) -> float:
     """Correlation of a prediction from these inputs, fitted to s by one half of the validation images, with s by the
-    other half, on samples that were not fitted."""
+    other half, on samples of images that were not fitted."""
     generator = torch.Generator().manual_seed(seed)
-    n = len(one)
-    fit, stop, judge = torch.randperm(n, generator=generator).split([int(FIT * n), int(STOP * n), _rest(n)])
+    fit, stop, judge = by_image(samples.place, generator)
     s = standardized(one, fit).float()
     if tuple(names) == ("pair",):
         return correlation(pair_means(samples.known["pair"], s, fit)[judge], other[judge])
@@ -362,6 +404,15 @@ def predictability(samples: Samples, names: Sequence[str], one: Tensor, other: T
         if (score := correlation(said[stop], s[stop])) > best:
             best, found = score, correlation(said[judge], other[judge])
     return found
+
+
+def by_image(place: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Samples to fit, to stop and to judge by; all samples of an image are in one part."""
+    images, which = place.unique(return_inverse=True)
+    turn = torch.randperm(len(images), generator=generator)[which] / len(images)
+    parts = (turn < FIT, (turn >= FIT) & (turn < FIT + STOP), turn >= FIT + STOP)
+    fit, stop, judge = (part.nonzero().squeeze(1) for part in parts)
+    return fit, stop, judge
 
 
 def pair_means(pair: Tensor, s: Tensor, fit: Tensor) -> Tensor:
@@ -393,10 +444,6 @@ def standardized(values: Tensor, fit: Tensor) -> Tensor:
         return values
     deviation = values[fit].std(0)
     return (values - values[fit].mean(0)) / torch.where(deviation > 0, deviation, 1)
-
-
-def _rest(n: int) -> int:
-    return n - int(FIT * n) - int(STOP * n)
 
 
 def _number(found: Mapping[str, float]) -> Correlation:

@@ -95,7 +95,8 @@ class Experiment:
 
     def _frozen(self, before: Learner | None) -> tuple[Learner, None]:
         """Under the policy of the learner before it, which goes on seeing through the network as it is then."""
-        eyes = deepcopy(self.network).eval().requires_grad_(False)
+        seen_through = self.network if before is None or before.extractor is None else before.extractor
+        eyes = deepcopy(seen_through).eval().requires_grad_(False)
         policy = self.fresh_policy()
         sampler = FixedSampler()
         if before is not None:
@@ -106,6 +107,12 @@ class Experiment:
     def _transferred(self, before: Learner | None) -> tuple[Learner, None]:
         """Under a policy from a file, frozen with the network that it sees through."""
         assert self.policy is not None
+        known, classes = self.policy.source.num_classes, self.data.num_classes
+        if self.policy.needs_labels and known != classes:
+            raise ValueError(
+                f"--policy {self.recipe.policy} looks at labels and was learned with {known} classes, but "
+                f"{self.data.name} has {classes}; export it with --sampler-only, or take another"
+            )
         return self.learner(*self.policy.parts(self.data.mean, self.data.std), space=self.policy.space), None
 
     def learner(

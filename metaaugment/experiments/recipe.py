@@ -142,7 +142,10 @@ class Recipe:
             self._refuse(name, 0 <= getattr(self, name) < 1, "0 or more, and less than 1")
         for name in ("clip", "policy_clip", "size", "per_class"):
             self._refuse(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
-        self._refuse("sharpness", 0 < self.sharpness < float("inf"), "above 0")
+        self._refuse("sharpness", 0 < self.sharpness <= 5, "above 0, and at most 5")
+        sees_more = self.policy_network.endswith(("clue-policy", "label-policy"))
+        self._refuse("extractor", self.extractor == "shared" or not sees_more,
+                     f"shared for {self.policy_network}, which sees how sure the task network is")  # fmt: skip
         self._refuse("epsilon", 0 <= self.epsilon <= 1, "a share in [0, 1]")
         self._refuse("nesterov", not self.nesterov or self.momentum > 0, "with --momentum above 0 only")
         self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than the {self.epochs} epochs")

@@ -122,7 +122,7 @@ def trainer(
         on_device(data.val, device), min(recipe.policy_batch, len(data.val)),
         derived_seed(recipe.seed, VALIDATION_ORDER), device, reader,
     )  # fmt: skip
-    looked_at = Batches(batches.split, recipe.batch, derived_seed(recipe.seed, LOOKS), device, reader)
+    looked_at = Batches(batches.split, recipe.batch, derived_seed(recipe.seed, LOOKS), device, Reader(0, reader.skip))
     digits = place.precision or ("bf16" if device.type == "cuda" else "float32")
     if (digits == "float64") != (experiment.dtype == torch.float64):
         raise ValueError("--precision is float64, which only metaaugment train has; leave it away, or choose float32")

@@ -172,7 +172,7 @@ def find_rows(names: tuple[str, ...]) -> list[Row]:
                 for row in ROWS.values() if name in (row.recipe, row.table)
             ]  # fmt: skip
         if not found:
-            choice = ", ".join((*TABLES, *ROWS, *ABLATIONS))
+            choice = ", ".join(dict.fromkeys((*TABLES, *ROWS, *ABLATIONS)))
             raise ValueError(f"unknown table, row or ablation {name!r}; choose of {choice}")
         for row in found:
             before = rows[row.recipe].entries if row.recipe in rows else ()

@@ -40,16 +40,20 @@ class Look:
     def take(self, learner: Learner, epoch: int, validation: Batches | None = None) -> dict[str, Any]:
         """Look after an epoch, and give what the log keeps of it. With validation images, after the last one, look at
         many samples, and find for those shown which image of another class is most like them."""
-        count = 1 if validation is None else self._many()
+        count = 1 if validation is None else self._many(learner.copies)
         samples = _joined(self._looks(learner, epoch, count))
-        images, originals = samples.pop("images"), samples.pop("originals")
         if not samples["weight"].isfinite().all():
             return {"weights": None}
+        weights = samples["weight"][: learner.copies * self.batches.batch]  # of a mini-batch
+        quantiles = torch.quantile(weights, torch.tensor(QUANTILES, dtype=weights.dtype))
+        samples = {name: value[-self._limit() :] for name, value in samples.items()}
+        images, originals = samples.pop("images"), samples.pop("originals")
         rows = chosen(samples["weight"], samples["loss"])
         images, originals = images[rows], originals[rows]
         before = {} if not self.seen else self.seen["samples"]
-        kept = {name: torch.cat([before[name], new])[-self._limit() :] if before else new[-self._limit() :]
-                for name, new in samples.items()}  # fmt: skip
+        kept = {
+            name: torch.cat([before[name], new])[-self._limit() :] if before else new for name, new in samples.items()
+        }
         shift = len(kept["weight"]) - len(samples["weight"])
         self.seen = {
             "epoch": epoch,
@@ -60,8 +64,6 @@ class Look:
         }
         if validation is not None:
             self.seen["negatives"] = negatives(learner, images, samples["label"][rows.cpu()], validation)
-        weights = samples["weight"][: learner.copies * self.batches.batch]
-        quantiles = torch.quantile(weights, torch.tensor(QUANTILES, dtype=weights.dtype))
         return {"weights": [round(value, 5) for value in quantiles.tolist()]}
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,9 +92,9 @@ class Look:
         side = max(split.images.shape[2:]) if hasattr(split, "images") else split.size  # type: ignore[union-attr]
         return SAMPLES["small" if side <= 64 else "large"]
 
-    def _many(self) -> int:
+    def _many(self, copies: int) -> int:
         """As many mini-batches as are kept, but no more than a quarter of an epoch."""
-        return max(1, min(self._limit() // self.batches.batch, self.batches.steps // 4))
+        return max(1, min(self._limit() // (self.batches.batch * copies), self.batches.steps // 4))
 
 
 def chosen(weight: Float[Tensor, " n"], loss: Float[Tensor, " n"]) -> Int64[Tensor, " m"]:
