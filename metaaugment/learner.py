@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from metaaugment.distributed import add_up, agree, bare, drawn, total, world_size
+from metaaugment.distributed import add_up, agree, bare, drawn, share, total, world_size
 from metaaugment.embedding import embed
 from metaaugment.features import Features
 from metaaugment.hypergradient import (
@@ -334,7 +334,7 @@ class Learner:
             return outer_loss(self.alpha, seen.weights, seen.alignment)
         return outer_loss(self.alpha, seen.weights.detach(), seen.alignment) + objective(seen.outputs, seen.alignment)
 
-    def _judge(self, features: Tensor, t: Transformation, more: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def _judge(self, features: Tensor, t: Transformation, more: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor]:
         """The policy's outputs P and weights V, in the policy's own precision."""
         with torch.autocast(self.device.type, enabled=False):
             blind = getattr(self.policy, "blind", False)
@@ -378,17 +378,26 @@ class Learner:
         # Each process has its share of the validation batch; the sum over them is the mean over the whole.
         count = total(torch.full_like(self.alpha.detach(), len(images)))
         v: list[Tensor] = []
-        parts = 1 if self.part is None else -(-len(images) // self.part)
-        for some, theirs in zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True):
+        for part in self._parts(len(images), count):
+            some, theirs = images[part], labels[part]
             with (
                 at_expectation(network),
                 torch.autocast(self.device.type, replay.precision, replay.autocast, cache_enabled=False),
             ):
                 losses = self._losses(network(self.prepare(some)), theirs, "validation")
-            share = torch.ones_like(losses) / count.to(losses.dtype)
-            own = filled(inner_gradient(losses, share, self.parameters, retain_graph=False), w)
+            mean = torch.ones_like(losses) / count.to(losses.dtype)
+            own = filled(inner_gradient(losses, mean, self.parameters, retain_graph=False), w)
             v = list(torch._foreach_add(v, own)) if v else own
         return v
+
+    def _parts(self, n: int, count: Tensor) -> list[slice]:
+        """Of this process's share of a validation batch: each takes every so manieth image of the global batch, so that
+        a part, and its batch statistics, are the same for any number of processes."""
+        if self.part is None:
+            return [slice(n)]
+        whole, begins = (n, 0) if world_size() == 1 else (int(count), share(int(count)).start)
+        parts = -(-whole // self.part)
+        return [slice((part - begins) % parts, n, parts) for part in range(parts)]
 
     def _buffers(self) -> Buffers:
         """Copies of what a pass may read and write; a repeated pass starts from them."""

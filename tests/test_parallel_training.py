@@ -202,7 +202,9 @@ def test_a_mistake_is_said_once_and_all_processes_end_with_it(
     assert status != 0
     # Not as often as torchrun's own report of the failure repeats the command.
     assert err.split("torch.distributed.elastic")[0].count(sentence) == 1
-    assert err.count("exitcode  : 2 ") == 3
+    # torchrun ends those that are still on their way when it sees the first one fail.
+    assert "exitcode  : 2 " in err
+    assert "exitcode  : 1 " not in err
     assert not (tmp_path / "run").exists()
 
 

@@ -36,6 +36,8 @@ from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Phase
 from metaaugment.transfer import LearnedPolicy
 
+# Validation images that are gone through at once, where a mini-batch is not larger.
+PART = 256
 # What a seed is used for; each use has random numbers of its own.
 INITIAL, ORDER, VALIDATION_ORDER, DRAWS, LOOKS = range(5)
 
@@ -139,7 +141,7 @@ class Experiment:
         after = [augment.random_cutout(cutout, data.fill, generator)] if cutout else []
         return {
             "every": recipe.every,
-            "part": recipe.batch if recipe.policy_batch > recipe.batch else None,
+            "part": part if recipe.policy_batch > (part := max(recipe.batch, PART)) else None,
             "copies": copies(recipe),
             "loss": partial(F.cross_entropy, reduction="none", label_smoothing=recipe.label_smoothing),
             "before": augment.in_turn(before),

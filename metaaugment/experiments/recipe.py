@@ -76,7 +76,7 @@ class Recipe:
     learn_alpha: bool = True
     """Whether the inner step size is learned."""
     policy_batch: int = 128
-    """Validation images of a policy update; more than a mini-batch are gone through in parts of its size."""
+    """Validation images of a policy update; more than 256, or a mini-batch, are gone through in parts."""
     policy_optimizer: Literal["sgd", "adam"] = "sgd"
     """What learns the policy network and alpha; adam does without the momentum."""
     policy_lr: float = 1e-3
