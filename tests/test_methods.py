@@ -163,6 +163,19 @@ def test_copies_and_smoothing_reach_every_method(method: str) -> None:
     torch.testing.assert_close(seen.losses.detach(), expected)
 
 
+def test_the_last_phase_sees_through_what_the_policy_was_learned_with() -> None:
+    recipe = plain(epochs=9, random_epochs=3, frozen_epochs=3, extractor="own")
+    random, joint, frozen = experiment(recipe).phases()
+    learned, _ = joint.begin(random.begin(None)[0])
+    still, _ = frozen.begin(learned)
+    assert learned.extractor is not None
+    assert still.extractor is not None
+    ours, own = next(still.extractor.parameters()), next(learned.extractor.parameters())
+    assert torch.equal(ours, own)
+    assert ours is not own
+    assert not torch.equal(ours, next(learned.network.parameters()))
+
+
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - {"metaaugment"}))
 def test_all_but_one_method_weigh_samples_alike_and_learn_nothing(method: str) -> None:
     learner, optimizer = begin(method=method)
