@@ -1,4 +1,4 @@
-"""Commands that would take too long, taken down to what they would do."""
+"""Calls of the program: their exit status, and, of those that would take too long, what they would do."""
 
 from collections.abc import Sequence
 from unittest.mock import MagicMock
@@ -10,6 +10,15 @@ from metaaugment import cli
 from metaaugment.data import download
 from metaaugment.experiments import export, reproduce, run
 from metaaugment.report import watch
+
+
+def program(*args: object) -> int:
+    """The exit status of a call."""
+    try:
+        cli.main([str(arg) for arg in args])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 def understood(commands: Sequence[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> list[str]:

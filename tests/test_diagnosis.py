@@ -13,14 +13,17 @@ from torch import Tensor, nn
 
 import metaaugment as ma
 from metaaugment import cli
-from metaaugment.data.batches import Batches
+from metaaugment.data.batches import Batches, derived_seed
 from metaaugment.data.images import Images
-from metaaugment.experiments import diagnosis
-from metaaugment.experiments.diagnosis import CLUES, INPUTS, LABEL, PAPER, Correlation, Diagnosis, Samples, diagnose
+from metaaugment.experiments import alignment, diagnosis
+from metaaugment.experiments.alignment import Samples
+from metaaugment.experiments.diagnosis import CLUES, INPUTS, LABEL, PAPER, Correlation, Diagnosis, diagnose
 from metaaugment.ops import INDEX
 from metaaugment.policy import build
 from metaaugment.report import diagnosis as report
 from metaaugment.training.schedule import cosine
+
+from commands import program
 
 CPU = torch.device("cpu")
 
@@ -98,7 +101,7 @@ def test_the_gradient_of_many_validation_images_is_that_of_their_mean_loss() -> 
     learner = ma.Learner(network, ma.IdentitySampler(), ma.PolicyNetwork(8).double())
     _, val = marked()
     places = torch.arange(50) * 7
-    v = diagnosis.validation_gradient(learner, val, places, Batches(val, 16, 0, CPU))
+    v = alignment.validation_gradient(learner, val, places, Batches(val, 16, 0, CPU))
     loss = nn.functional.cross_entropy(network(val.images[places].double() / 255), val.labels[places])
     for ours, whole in zip(v, torch.autograd.grad(loss, list(network.parameters())), strict=True):
         torch.testing.assert_close(ours, whole, rtol=1e-10, atol=1e-14)
@@ -108,9 +111,9 @@ def test_the_alignment_is_the_fall_of_each_loss_along_the_gradient() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Tanh(), nn.Linear(8, 10)).double()
     learner = ma.Learner(network, ma.IdentitySampler(), ma.PolicyNetwork(8).double(), route="forward")
     train, val = marked()
-    samples = diagnosis.collect(learner, Batches(train, 16, 0, CPU), val, 32, 0, lambda loop, what: loop)
-    both = diagnosis.halves(val.labels, diagnosis.derived_seed(0, 0, 0))
-    v = diagnosis.validation_gradient(learner, val, both[1], Batches(train, 16, 0, CPU))
+    samples = alignment.collect(learner, Batches(train, 16, 0, CPU), val, 32, 0, lambda loop, what: loop)
+    both = alignment.halves(val.labels, derived_seed(0, 0, 0))
+    v = alignment.validation_gradient(learner, val, both[1], Batches(train, 16, 0, CPU))
     images, labels = next(Batches(train, 16, 0, CPU).since(0))
     for i in range(16):
         loss = nn.functional.cross_entropy(network(images[i : i + 1].double() / 255), labels[i : i + 1])
@@ -121,14 +124,14 @@ def test_the_alignment_is_the_fall_of_each_loss_along_the_gradient() -> None:
 
 def test_halves_have_nothing_in_common_and_all_classes_alike() -> None:
     labels = torch.tensor([0] * 21 + [1] * 40 + [2] * 20)[torch.randperm(81)]
-    left, right = diagnosis.halves(labels, 3)
+    left, right = alignment.halves(labels, 3)
     assert len(left) == len(right) == 40
     assert not set(left.tolist()) & set(right.tolist())
     for side in (left, right):
         assert torch.bincount(labels[side]).sub(torch.tensor([10, 20, 10])).abs().max() <= 1
         assert torch.bincount(labels[side[:9]], minlength=3).tolist() == [3, 3, 3]
-    assert not torch.equal(left, diagnosis.halves(labels, 4)[0])
-    assert torch.equal(left, diagnosis.halves(labels, 3)[0])
+    assert not torch.equal(left, alignment.halves(labels, 4)[0])
+    assert torch.equal(left, alignment.halves(labels, 3)[0])
 
 
 def test_correlation() -> None:
@@ -186,7 +189,7 @@ def test_a_prediction_gains_nothing_from_other_samples_of_the_same_image() -> No
 def test_functions_outside_the_papers_and_other_methods(method: str, tmp_path: Path) -> None:
     words = ["--method", method, "--epochs", "1", "--per-class", "20", "--batch", "20"]
     cli.main(["train", "digits", *words, "--out", str(tmp_path / "run")])
-    assert call(tmp_path / "run", "--samples", 200) == 0
+    assert program("diagnose", tmp_path / "run", "--samples", 200) == 0
 
 
 def test_numbers_that_are_not_finite_are_no_diagnosis() -> None:
@@ -196,7 +199,7 @@ def test_numbers_that_are_not_finite_are_no_diagnosis() -> None:
     with torch.no_grad():
         next(network.parameters()).fill_(math.nan)
     with pytest.raises(ValueError, match="gives numbers that are not finite"):
-        diagnosis.collect(learner, Batches(val, 32, 0, CPU), val, 64, 0, lambda loop, what: loop)
+        alignment.collect(learner, Batches(val, 32, 0, CPU), val, 64, 0, lambda loop, what: loop)
 
 
 def test_a_prediction_gains_nothing_from_the_noise_of_one_half() -> None:
@@ -278,14 +281,6 @@ def test_a_diagnosis_as_json_and_in_words() -> None:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def call(*args: object) -> int:
-    try:
-        cli.main(["diagnose", *map(str, args)])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the figures do not matter."""
@@ -304,14 +299,14 @@ def test_a_run_is_diagnosed_and_the_report_has_it(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {file.name: file.read_bytes() for file in run.iterdir()}
-    assert call(run, "--samples", 500, "--picture", tmp_path / "figure.png") == 0
+    assert program("diagnose", run, "--samples", 500, "--picture", tmp_path / "figure.png") == 0
     said = capsys.readouterr().out
     assert "500 training samples, 100 validation images" in said
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     kept = json.loads((run / "diagnosis.json").read_text())
     assert kept["verdict"] in said
     assert {name: (run / name).read_bytes() for name in before} == before
-    assert call(run, "--samples", 500) == 0
+    assert program("diagnose", run, "--samples", 500) == 0
     assert json.loads((run / "diagnosis.json").read_text()) == kept  # the same again
     cli.main(["report", str(run), "--out", str(tmp_path / "report.html")])
     assert "What can be predicted, from what" in (tmp_path / "report.html").read_text()
@@ -322,7 +317,7 @@ def test_a_run_is_diagnosed_and_the_report_has_it(
 
 def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(*args: object) -> str:
-        assert call(*args) == 2
+        assert program("diagnose", *args) == 2
         return " ".join(capsys.readouterr().err.split())
 
     assert "is no run: it has no recipe.json" in refused(tmp_path)
@@ -344,7 +339,7 @@ def test_a_run_without_a_policy_says_what_can_still_be_measured(
 ) -> None:
     folder = tmp_path / "plain"
     cli.main(["train", "digits", "--method", "randaugment", "--epochs", "2", "--per-class", "20", "--out", str(folder)])
-    assert call(folder, "--samples", 500) == 0
+    assert program("diagnose", folder, "--samples", 500) == 0
     said = capsys.readouterr().out
     assert "in the outputs of the policy           it has none" in said
     assert "from feature" in said

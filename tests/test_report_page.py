@@ -21,6 +21,8 @@ from metaaugment.report import runs
 from metaaugment.report.page import Report, data_address
 from metaaugment.report.watch import watch
 
+from commands import program
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="neither Chromium nor Chrome is installed")
@@ -85,14 +87,6 @@ def page(html: str, tmp_path: Path) -> Path:
 def relative(run: Path, epoch: int) -> np.ndarray:
     row = json.loads((run / "log.jsonl").read_text().splitlines()[epoch - 1])
     return 196 * np.array(row["probabilities"])
-
-
-def program(*args: object) -> int:
-    try:
-        cli.main([str(arg) for arg in args])
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:

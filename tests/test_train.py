@@ -13,24 +13,16 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import metaaugment as ma
-from metaaugment import cli, sealed
+from metaaugment import sealed
 from metaaugment.data import cifar, omniglot
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.training.progress import duration
 
+from commands import program
 from trees import write_cifar10, write_folder, write_omniglot
 
 Captured = pytest.CaptureFixture[str]
 QUICK = ("--size", "16", "--per-class", "20", "--batch", "50", "--epochs", "1")
-
-
-def program(*args: object) -> int:
-    """The exit status of a call."""
-    try:
-        cli.main([str(arg) for arg in args])
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 def refused(capsys: Captured, *args: object) -> str:

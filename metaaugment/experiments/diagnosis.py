@@ -10,7 +10,7 @@ policy decides here.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,16 +20,12 @@ from torch import Tensor, nn
 
 from metaaugment.data.batches import Batches, derived_seed, once
 from metaaugment.data.splits import Split
-from metaaugment.embedding import K, embed
+from metaaugment.experiments.alignment import REPEATS, SMALLEST, Samples, Steps, collect
 from metaaugment.learner import Learner
-from metaaugment.observation import Observation
 from metaaugment.ops import OPS
-from metaaugment.policy import FeaturePolicy, clues, innermost, seen_by
+from metaaugment.policy import FeaturePolicy, innermost, seen_by
 from metaaugment.training.evaluation import evaluate
-from metaaugment.transformation import Transformation
 
-SMALLEST = 32  # validation images of a draw
-REPEATS = 4  # of random halves
 FIT, STOP = 0.6, 0.2  # shares of the samples that a prediction is fitted to, and that say when to stop; the rest judges
 HIDDEN, EPOCHS, BATCH, RATE, DECAY = 100, 30, 128, 3e-3, 1e-4  # of the network that predicts
 
@@ -39,9 +35,6 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "pair": ("pair",),
     **{names: tuple(names.split(", ")) for names in ("embedding", "feature", PAPER, "clues", CLUES, LABEL)},
 }
-
-# Wraps a loop to show how far it is, with what it does.
-Steps = Callable[[Iterable[int], str], Iterable[int]]
 
 
 @dataclass(frozen=True)
@@ -62,21 +55,6 @@ class Correlation:
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} ± {self.deviation:.2f}"
-
-
-@dataclass(frozen=True)
-class Samples:
-    """What is known of training samples, augmented as in the run: one row each, on the CPU."""
-
-    known: dict[str, Tensor]  # by the names that `INPUTS` uses
-    place: Tensor  # of the image in the training split, which may be there several times
-    outputs: Float[Tensor, " n"] | None  # the policy's; None where there is none
-    # By the size of two disjoint validation draws, the largest being halves: s by both, for each repetition.
-    alignment: dict[int, list[tuple[Tensor, Tensor]]]
-
-    @property
-    def halves(self) -> list[tuple[Tensor, Tensor]]:
-        return self.alignment[max(self.alignment)]
 
 
 @dataclass(frozen=True)
@@ -270,90 +248,6 @@ def beside_chance(learner: Learner, train: Batches, validation: Split) -> tuple[
     n = len(validation)
     share = int(torch.bincount(validation.labels.cpu()).max()) / n
     return score.top1, share + 2 * math.sqrt(share * (1 - share) / n)
-
-
-# -- the alignment -----------------------------------------------------------------------------------------------------
-
-
-def collect(learner: Learner, train: Batches, validation: Split, samples: int, seed: int, steps: Steps) -> Samples:
-    """Training samples, and their alignment with each validation draw."""
-    repeated = [halves(validation.labels.cpu(), derived_seed(seed, 0, repeat)) for repeat in range(REPEATS)]
-    half = len(repeated[0][0])
-    sizes = [*(size for k in range(64) if (size := SMALLEST * 2**k) < half), half]
-    draws = [side[:size] for both in repeated for size in sizes for side in both]
-    gradients = [
-        validation_gradient(learner, validation, draws[place], train)
-        for place in steps(range(len(draws)), "validation gradients")
-    ]
-    stream = train.since(0)
-    rows: list[list[Tensor]] = [[] for _ in draws]
-    known: list[dict[str, Tensor]] = []
-    for step in steps(range(samples // (train.batch * learner.copies)), "alignment of training samples"):
-        look = learner.look(*next(stream), derived_seed(seed, 1, step))
-        for row, v in zip(rows, gradients, strict=True):
-            row.append(learner.alignment(look, v).detach().cpu().double())
-        place = train.order(step // train.steps)[step % train.steps].repeat_interleave(learner.copies, 0)
-        seen = {"place": place, "outputs": look.outputs.double(), **_known(look)}
-        known.append({name: value.detach().cpu() for name, value in seen.items()})
-    joined = {name: torch.cat([part[name] for part in known]) for name in known[0]}
-    s = [torch.cat(row) for row in rows]
-    if not all(value.isfinite().all() for value in (*s, *joined.values())):
-        raise ValueError(
-            "the run's network or its policy gives numbers that are not finite; there is nothing to diagnose"
-        )
-    sampled = iter(s)
-    drawn = [(size, (next(sampled), next(sampled))) for _ in range(REPEATS) for size in sizes]
-    place, outputs = joined.pop("place"), joined.pop("outputs")
-    if not ((joined["first"] < K) & (joined["second"] < K)).all():
-        joined["embedding"] = joined["magnitudes"]  # the paper's has no place for some of the functions
-    return Samples(
-        known=joined,
-        place=place,
-        outputs=None if getattr(learner.policy, "blind", False) else outputs,
-        alignment={size: [both for other, both in drawn if other == size] for size in sizes},
-    )
-
-
-def halves(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Two halves without a common image, in an order of which any beginning has all classes alike.
-
-    Otherwise a draw with more images of a class than another would mostly say that, and two halves the opposite.
-    """
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    by_class = order[labels[order].argsort(stable=True)]
-    sorted_labels = labels[by_class]
-    starts = torch.searchsorted(sorted_labels, sorted_labels)
-    turn = torch.arange(len(labels)) - starts  # of an image among those of its class
-    sides = [by_class[turn % 2 == side][turn[turn % 2 == side].argsort(stable=True)] for side in (0, 1)]
-    least = min(map(len, sides))
-    return sides[0][:least], sides[1][:least]
-
-
-def _known(look: Observation) -> dict[str, Tensor]:
-    """What a policy could be told of the samples."""
-    t = look.transformation
-    paper = Transformation(t.first.clamp(max=K - 1), t.second.clamp(max=K - 1), t.magnitudes, t.signs)
-    return {
-        "first": t.first,
-        "second": t.second,
-        "magnitudes": t.magnitudes.float(),
-        "pair": t.first * len(OPS) + t.second,
-        "embedding": embed(paper).float(),
-        "feature": look.features.float(),
-        "clues": clues(look.logits, look.labels),
-        "label": look.labels.long(),
-    }
-
-
-def validation_gradient(learner: Learner, split: Split, places: Tensor, like: Batches) -> list[Tensor]:
-    """Of the mean loss of these images, in parts of a mini-batch, so that memory does not grow with their number."""
-    total: list[Tensor] = []
-    size = -(-len(places) // -(-len(places) // like.batch))  # parts alike: one image alone has no batch statistics
-    for images, labels in once(split.take(places.to(split.labels.device)), like.device, like.reader, size):
-        share = len(labels) / len(places)
-        part = [share * gradient for gradient in learner.validation_gradient(images, labels)]
-        total = [a + b for a, b in zip(total, part, strict=True)] if total else part
-    return total
 
 
 # -- what can be predicted, and what is captured -----------------------------------------------------------------------

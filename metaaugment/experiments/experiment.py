@@ -139,9 +139,10 @@ class Experiment:
         if recipe.magnitude is not None and recipe.num_ops is not None:
             before += further(recipe.magnitude, recipe.num_ops - 2, recipe.space, data.fill, generator)
         after = [augment.random_cutout(cutout, data.fill, generator)] if cutout else []
+        at_once = max(recipe.batch, PART)
         return {
             "every": recipe.every,
-            "part": part if recipe.policy_batch > (part := max(recipe.batch, PART)) else None,
+            "part": at_once if recipe.policy_batch > at_once else None,
             "copies": copies(recipe),
             "loss": partial(F.cross_entropy, reduction="none", label_smoothing=recipe.label_smoothing),
             "before": augment.in_turn(before),

@@ -17,11 +17,7 @@ from metaaugment.transfer import LearnedPolicy
 
 def learned_policy(folder: Path) -> LearnedPolicy:
     """The policy of a run's last checkpoint, with the task network as its eyes."""
-    if not (folder / run_folder.RECIPE).exists():
-        raise ValueError(f"{folder} is no run: it has no {run_folder.RECIPE}; name the folder that train wrote to")
-    state = checkpoint.load(folder)
-    if state is None:
-        raise ValueError(f"{folder} has no checkpoint yet; wait for its first epoch, or go on with --resume {folder}")
+    state = checkpoint.of_run(folder)
     about = state["identity"]  # under the checkpoint's seal, unlike recipe.json
     recipe = Recipe.from_json({field.name: about[field.name] for field in fields(Recipe) if field.name in about})
     if recipe.method != "metaaugment" or recipe.policy is not None:

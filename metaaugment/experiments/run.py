@@ -153,13 +153,8 @@ def trainer(
 
 def as_it_was(folder: Path, place: Place, console: Console) -> Trainer:
     """The trainer of a run, with network and learner as its last checkpoint has them; nothing is written."""
-    if not (folder / run_folder.RECIPE).exists():
-        raise ValueError(f"{folder} is no run: it has no {run_folder.RECIPE}; name the folder that train wrote to")
-    recipe = read_recipe(folder / run_folder.RECIPE)
-    state = checkpoint.load(folder)
-    if state is None:
-        raise ValueError(f"{folder} has no checkpoint yet; wait for its first epoch, or go on with --resume {folder}")
-    experiment = prepare(recipe, place, console)
+    state = checkpoint.of_run(folder)
+    experiment = prepare(read_recipe(folder / run_folder.RECIPE), place, console)
     if state["identity"]["data"] != experiment.data.fingerprint():
         raise ValueError(
             f"{folder} was trained on other data than {experiment.data.name} has now: images were added, removed or "

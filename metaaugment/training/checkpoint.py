@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from metaaugment import sealed
+from metaaugment.training.folder import RECIPE
 
 LAST = "checkpoint.safetensors"
 BEFORE = "checkpoint-before.safetensors"
@@ -101,6 +102,16 @@ def load(folder: Path) -> dict[str, Any] | None:
         return sealed.load(last, "checkpoint")
     except sealed.Damaged as error:
         raise sealed.Damaged(last, error.reason, _way_out(folder)) from None
+
+
+def of_run(folder: Path) -> dict[str, Any]:
+    """The last checkpoint of what must be a run."""
+    if not (folder / RECIPE).exists():
+        raise ValueError(f"{folder} is no run: it has no {RECIPE}; name the folder that train wrote to")
+    state = load(folder)
+    if state is None:
+        raise ValueError(f"{folder} has no checkpoint yet; wait for its first epoch, or go on with --resume {folder}")
+    return state
 
 
 def _way_out(folder: Path) -> str:

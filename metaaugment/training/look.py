@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from metaaugment.data.batches import Batches, derived_seed, once
+from metaaugment.data.files import ImageFiles
 from metaaugment.distributed import collected, share, world_size
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
@@ -89,7 +90,7 @@ class Look:
 
     def _limit(self) -> int:
         split = self.batches.split
-        side = max(split.images.shape[2:]) if hasattr(split, "images") else split.size  # type: ignore[union-attr]
+        side = split.size if isinstance(split, ImageFiles) else max(split.images.shape[2:])
         return SAMPLES["small" if side <= 64 else "large"]
 
     def _many(self, copies: int) -> int:
