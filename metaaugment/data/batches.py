@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -45,28 +46,26 @@ class Reader:
         loader = DataLoader(
             views,
             batch_sampler=indices,
-            collate_fn=list,  # stacked below, when the unreadable ones are out
+            collate_fn=_stacked_in_full if full else _stacked,  # by the workers: one tensor to hand over, not hundreds
             num_workers=self.workers,
             multiprocessing_context=_server() if self.workers and world_size() > 1 else None,
-            prefetch_factor=4 if self.workers else None,
+            prefetch_factor=2 if self.workers else None,
             worker_init_fn=_obey_the_parent,
+            pin_memory=device.type == "cuda",  # copied while the device computes
             generator=torch.Generator(),  # of its own: the network's draws must not depend on reading
         )
-        for batch in loader:
-            for problem in (view for view in batch if not isinstance(view, tuple)):
+        for readable, problems in loader:
+            for problem in problems:
                 if isinstance(problem, OSError):
                     raise problem  # of the disk, not of the image
                 if not self.skip:
                     raise CorruptImage(problem)
                 self.unreadable.add(problem)
-            readable = [view for view in batch if isinstance(view, tuple)]
             if full and not readable:
-                raise CorruptImage(f"no image of a whole mini-batch can be read; the first of them: {batch[0]}")
+                raise CorruptImage(f"no image of a whole mini-batch can be read; the first of them: {problems[0]}")
             if readable:
-                readable = list(itertools.islice(itertools.cycle(readable), len(batch))) if full else readable
-                images = torch.stack([image for image, _ in readable])
-                labels = torch.tensor([label for _, label in readable])
-                yield images.to(device), labels.to(device)
+                images, labels = readable
+                yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
 class Batches:
@@ -150,11 +149,28 @@ def _obey_the_parent(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+View = tuple[Tensor, int] | str | OSError  # of a file, or why there is none
+
+
+def _stacked(views: list[View], full: bool = False) -> tuple[Batch | tuple[()], list[str | OSError]]:
+    """A batch of what can be read, and what is wrong with the rest; with `full`, others stand in for these."""
+    readable = [view for view in views if isinstance(view, tuple)]
+    problems = [view for view in views if not isinstance(view, tuple)]
+    if not readable:
+        return (), problems
+    if full:
+        readable = list(itertools.islice(itertools.cycle(readable), len(views)))
+    return (torch.stack([image for image, _ in readable]), torch.tensor([label for _, label in readable])), problems
+
+
+_stacked_in_full = partial(_stacked, full=True)
+
+
 class _EvaluationViews:
     def __init__(self, split: ImageFiles) -> None:
         self.split = split
 
-    def __getitem__(self, place: int) -> tuple[Tensor, int] | str | OSError:
+    def __getitem__(self, place: int) -> View:
         return _or_sentence(lambda: self.split[place])
 
 
@@ -162,13 +178,13 @@ class _TrainingViews:
     def __init__(self, split: ImageFiles, seed: int) -> None:
         self.split, self.seed = split, seed
 
-    def __getitem__(self, name: tuple[int, int]) -> tuple[Tensor, int] | str | OSError:
+    def __getitem__(self, name: tuple[int, int]) -> View:
         epoch, place = name
         generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch, place))
         return _or_sentence(lambda: (self.split.image(place, generator), int(self.split.labels[place])))
 
 
-def _or_sentence(view: Callable[[], tuple[Tensor, int]]) -> tuple[Tensor, int] | str | OSError:
+def _or_sentence(view: Callable[[], tuple[Tensor, int]]) -> View:
     """What can be shown of a file, or why not: exceptions of worker processes would come back wrapped in tracebacks."""
     try:
         return view()

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from metaaugment.experiments.flags import flags
 
 MAX_WORKERS = 128
+MOST_READERS = 16  # where nobody says how many
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Place:
     capture: bool = True
     """Whether steps on a GPU are replayed as CUDA graphs."""
     workers: int | None = None
-    """Processes that read image files; one a core, and at most four, if not given."""
+    """Processes that read image files; if not given one a core, at most 16, shared out where several train."""
     corrupt: Literal["error", "skip"] = "error"
     """What happens to image files that cannot be read; those skipped are counted."""
     tensorboard: bool = False
@@ -42,7 +43,12 @@ class Place:
 
     @property
     def readers(self) -> int:
-        return min(4, os.cpu_count() or 1) if self.workers is None else self.workers
+        if self.workers is not None:
+            return self.workers
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # torchrun's
+        # Which cores a process may use not every system says.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(1, min(MOST_READERS, cores // processes))
 
     def command(self, recipe: str, out: Path, **changed: Any) -> str:
         """What goes on with a run in `out` as it was going on here."""
