@@ -4,7 +4,7 @@
 
 Images in memory lie on the device: what is left is the step. The folder has the shape of ImageNet, a thousand classes
 of JPEG files with the usual sides and bytes; it is drawn here, since decoding does not care what a picture shows.
-`reader` is what the worker processes decode with nobody training.
+`reader` is what the worker processes decode with nobody training; a joint step reads validation images besides.
 """
 
 import gc
@@ -40,6 +40,7 @@ from metaaugment.training.machine import choose_device
 VARIANTS = {"baseline": ("baseline", 1), "randaugment": ("randaugment", 1), "lagged every 8": ("metaaugment", 8)}
 PICTURE = (500, 375)  # sides of the usual photograph there; with QUALITY about 110 kB, its mean
 QUALITY = 85
+REPEATS = 4  # of each file in an epoch
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,9 @@ def folder_of(classes: int, size: int, processes: int) -> Iterator[DataSet]:
     with tempfile.TemporaryDirectory() as root:
         mean = draw_folder(Path(root) / "imagenet", classes, processes)
         print(f"{11 * classes:,} files of {mean / 1000:.0f} kB", flush=True)
-        yield dataset("imagenet", Path(root), size=size)
+        data = dataset("imagenet", Path(root), size=size)
+        # Each file several times: an epoch that fits into what is read ahead would show nothing of reading.
+        yield replace(data, train=data.train.take(torch.arange(len(data.train)).repeat(REPEATS)))
 
 
 def main(batch: int = 256, size: int = 224, images: int = 8192, classes: int = 1000, workers: tuple[int, ...] = (4, 16),

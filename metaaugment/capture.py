@@ -98,7 +98,8 @@ class CapturedStep:
         steps = learner.steps
         gc.disable()  # what it frees meanwhile, another graph for one, would break the capture
         try:
-            with torch.cuda.graph(graph, stream=self.stream):
+            # Other threads go on using the device: one of a DataLoader pins memory, which would break the capture too.
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 seen = self._iterate(*static)
         finally:
             gc.enable()

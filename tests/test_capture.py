@@ -1,6 +1,7 @@
 """A captured step is the eager step: same numbers from the same draws."""
 
 import copy
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -80,6 +81,30 @@ def test_dropout_is_replayed_inside_a_graph() -> None:
         losses.append(seen.losses.clone())
     assert max(sizes[WARM_UP:]) < 5 * max(sizes[:WARM_UP])
     assert not torch.equal(losses[-1], losses[-2])
+
+
+@pytest.mark.gpu
+def test_another_thread_may_pin_memory_meanwhile() -> None:
+    """As a DataLoader's does; none is given back, so that the allocator has to ask the device each time."""
+    joint = Joint(ma.network("wrn-40-2", 10).cuda(), ma.PolicyNetwork(128).cuda())
+    captured = CapturedStep(joint.learner, joint.task, joint.policy)
+    train, validation = batches(1), batches(2)
+    over, pinned = threading.Event(), []
+
+    def pin() -> None:
+        while not over.wait(0.001):
+            pinned.append(torch.empty(2**16, dtype=torch.uint8, pin_memory=True))
+
+    thread = threading.Thread(target=pin)
+    thread.start()
+    try:
+        for _ in range(WARM_UP + 2):
+            captured(*next(train), validation)
+    finally:
+        over.set()
+        thread.join()
+    assert pinned
+    assert joint.learner.steps == WARM_UP + 2
 
 
 @pytest.mark.gpu

@@ -26,6 +26,7 @@ QUIET = Console(quiet=True)
 def trained(folder: Path, looks: bool = True, device: str = "cpu", **changes: object) -> Trainer:
     recipe = replace(RECIPES["digits"](), epochs=3, per_class=10, batch=16, policy_batch=16, every=2, **changes)
     place = Place(device=device)
+    folder.mkdir(exist_ok=True)
     trainer = run.trainer(prepare(recipe, place, QUIET), place, folder, Reader(), [])
     trainer.look = trainer.look if looks else None
     trainer.run()

@@ -18,6 +18,7 @@ from torch import Tensor
 from metaaugment import sealed
 from metaaugment.training import checkpoint, launch
 
+from commands import program
 from trees import write_folder
 
 HERE = Path(__file__).parent
@@ -206,6 +207,17 @@ def test_a_mistake_is_said_once_and_all_processes_end_with_it(
     assert "exitcode  : 2 " in err
     assert "exitcode  : 1 " not in err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", [("search", "dada"), ("reproduce", "table-3")])
+def test_what_is_no_work_for_several_is_refused(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert program(*command) == 2
+    assert f"metaaugment {command[0]} was started 2 times" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

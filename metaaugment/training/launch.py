@@ -45,6 +45,16 @@ def join(environment: Environment = os.environ) -> None:
         ) from None
 
 
+def check_alone(command: str, environment: Environment = os.environ) -> None:
+    """Refuse a command that a launcher has started several times, where each would do all of the work."""
+    size = ({**of_slurm(environment), **environment}).get("WORLD_SIZE", "1")
+    if size != "1":
+        raise ValueError(
+            f"metaaugment {command} was started {size} times (WORLD_SIZE is {size}), and each would do all of it; "
+            "start it once, without torchrun: it starts what it needs by itself"
+        )
+
+
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
     """Ends a process that has met others behind its work, and leaves its threads to the system.
