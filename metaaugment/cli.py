@@ -15,6 +15,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 import metaaugment
 from metaaugment.distributed import Parted, rank
 from metaaugment.training import launch
+from metaaugment.training.faults import full_memory, lost_reader
 from metaaugment.training.interruption import Interrupted
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ def trainer_of(name: str) -> Callable[..., None]:
 
 
 def reproduce(
-    names: Annotated[tuple[str, ...], Positional, arg(help="Tables, rows, ablation-epsilon, …", metavar="NAME")] = (),
+    names: Annotated[tuple[str, ...], Positional, arg(help="Tables, rows, comparisons.", metavar="NAME")] = (),
     seeds: Annotated[int, arg(help="Runs of each entry.")] = 5,
     budget: Annotated[str | None, option("Stop after this time: 90s, 25m, 2h; the same command goes on.")] = None,
     epochs: Annotated[int | None, option("Of all runs; kept apart where they are not the recipe's.")] = None,
@@ -471,6 +472,8 @@ def call(args: Sequence[str]) -> None:
     try:
         if args[:1] in (["train"], ["transfer"]):
             launch.join()
+        if args[:1] in (["search"], ["reproduce"]):
+            launch.check_alone(args[0])
         if args[:1] == ["transfer"] and "--policy" in args:
             fail("transfer names its policy file first; leave --policy away")
         if args[:1] == ["transfer"] and len(args) > 2:
@@ -484,6 +487,12 @@ def call(args: Sequence[str]) -> None:
         fail(str(error))
     except Parted as error:
         fail(f"{error}; go on from the last checkpoint with --resume, or have torchrun do it with --max-restarts", 1)
+    except (MemoryError, RuntimeError) as error:
+        fault = full_memory(error) or lost_reader(error)
+        if fault is None:
+            raise
+        lower = "--batch, --copies or --policy-batch" if full_memory(error) else "--workers"
+        fail(f"{fault}; lower {lower}; what was begun in a folder goes on with --resume")
     except Interrupted as stop:
         sys.exit(128 + stop.signum)
     except KeyboardInterrupt:

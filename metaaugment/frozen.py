@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from metaaugment.features import Features
 from metaaugment.policy import normalize, seen_by
+from metaaugment.sealed import first_line
 
 
 class Frozen(nn.Module):
@@ -119,8 +120,3 @@ def check_channels(images: Tensor, channels: int) -> None:
             f"the images have {images.shape[1]} channels, but the policy was learned on images of {channels}; convert "
             "them, or use its p alone: metaaugment.apply(images, policy.sample(n), policy.space, fill)"
         )
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says; torch adds a trace of its own."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

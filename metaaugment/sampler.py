@@ -15,7 +15,7 @@ from metaaugment.ops import INDEX
 from metaaugment.transformation import Transformation
 
 
-def probabilities(v: Float[Tensor, "K K"], epsilon: float) -> Float[Tensor, "K K"]:
+def probabilities(v: Float[Tensor, "..."], epsilon: float) -> Float[Tensor, "..."]:
     """Eq. 5: the estimated distribution mixed with the uniform one."""
     return (1 - epsilon) * v / v.sum() + epsilon / v.numel()
 
@@ -67,7 +67,10 @@ class TransformationSampler:
             average = sums / counts
             # A pair not seen in the window has the mean of the seen ones: neither favoured nor starved (decisions.md).
             v = torch.where(seen, average, average[seen].mean())
-            self.probabilities.copy_(probabilities(v, self.epsilon))
+            self.probabilities.copy_(self._estimated(v))
+
+    def _estimated(self, v: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
+        return probabilities(v, self.epsilon)
 
     @property
     def tallies(self) -> list[Tensor]:
@@ -94,6 +97,19 @@ class TransformationSampler:
         self.probabilities.copy_(state["probabilities"])
         self.present.copy_(state["present"])
         self.past = state["past"].to(self.past.device, copy=True)
+
+
+class SingleSampler(TransformationSampler):
+    """Draws one function by p_j, estimated as in Eq. 5: the pairs whose second is Identity, and no other."""
+
+    def __init__(self, epsilon: float = 0.1, window: int = 20) -> None:
+        super().__init__(epsilon, window)
+        self.probabilities = self._estimated(torch.ones_like(self.probabilities))
+
+    def _estimated(self, v: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
+        p, alone = torch.zeros_like(v), INDEX["Identity"]
+        p[:, alone] = probabilities(v[:, alone], self.epsilon)
+        return p
 
 
 class FixedSampler(TransformationSampler):

@@ -6,7 +6,8 @@ Nothing in such a file is executed. Writing is atomic: whoever reads sees the ol
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,23 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+try:
+    import fcntl
+except ImportError:  # Windows, which cannot open a folder either
+    fcntl = None
+
 TENSOR = "@tensor"  # the key under which a tensor's name stands in its place
+# What reading a tree of the wrong form may raise.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
+MOST_WORDS = 500  # letters of a reason
 
 
 class Damaged(ValueError):
-    """A file that is not what was written; `reason` says in what way."""
+    """A file that is not what was written; `reason` says in what way, in a line whatever stands in the file."""
 
     def __init__(self, file: Path, reason: str, way_out: str = "") -> None:
+        reason = " ".join(reason.split())
+        reason = reason if len(reason) <= MOST_WORDS else f"{reason[:MOST_WORDS]} …"
         super().__init__(f"{file} {reason}" + (f"; {way_out}" if way_out else ""))
         self.file, self.reason = file, reason
 
@@ -51,6 +62,8 @@ def load(file: Path, kind: str) -> dict[str, Any]:
         Damaged: for anything but an intact file of this kind.
         OSError: where it cannot be read.
     """
+    if file.is_char_device():
+        raise Damaged(file, "is a device, which may never end")
     content = file.read_bytes()  # once: it may be replaced meanwhile
     try:
         tensors = safetensors.torch.load(content)
@@ -61,33 +74,60 @@ def load(file: Path, kind: str) -> dict[str, Any]:
         raise Damaged(file, f"is no {kind} file of metaaugment")
     if _digest(tensors, metadata["state"]) != metadata["sha256"]:
         raise Damaged(file, "is damaged: its SHA-256 is not the one that was written")
-    state = json.loads(metadata["state"])
-    if state["kind"] != kind:
-        raise Damaged(file, f"is a {state['kind']} file, not a {kind} file")
-    return _unpack(state["tree"], tensors)
+    try:
+        state = json.loads(metadata["state"])
+        found, tree = str(state["kind"]), _unpack(state["tree"], tensors)
+    except MALFORMED as error:  # under a right SHA-256: written by another program
+        raise Damaged(file, f"is no intact {kind}: its state is malformed ({first_line(error)})") from None
+    if found != kind:
+        raise Damaged(file, f"is a {found} file, not a {kind} file")
+    if not isinstance(tree, dict):
+        raise Damaged(file, f"is no intact {kind}: its state is a {type(tree).__name__}, not an object")
+    return tree
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; torch adds a trace of its own."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written under another name, and put it in place when it is safe on the disk."""
+    """Have a file written under another name, and put it in place when it is safe on the disk.
+
+    The other name is always the same: what a killed process left there is taken over by the next one.
+    """
     part = file.with_name(f".{file.name}.part")
     try:
-        write(part)
-        with part.open("rb+") as content:
-            os.fsync(content.fileno())
-        part.replace(file)
+        with _alone_in(file.parent):
+            try:
+                write(part)
+                with part.open("rb+") as content:
+                    os.fsync(content.fileno())
+                part.replace(file)
+            finally:
+                part.unlink(missing_ok=True)
     except OSError as error:  # named by the file that is meant
         raise OSError(error.errno, error.strerror or str(error), str(file)) from None
-    finally:
-        part.unlink(missing_ok=True)
-    sync_folder(file.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder safe against a loss of power."""
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """No other process puts a file into this folder meanwhile: two that write the same one would share its part.
+
+    What was put there is safe against a loss of power at the end.
+    """
+    if fcntl is None:
+        yield
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
         os.fsync(handle)
     finally:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # closing it is not enough, where a child that was forked has it too
         os.close(handle)
 
 

@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,74 +17,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from metaaugment import sealed
-from metaaugment.distributed import bare
+from metaaugment import policy_file
 from metaaugment.embedding import K, embed
-from metaaugment.frozen import Eyes, Judge, check_channels, first_line
+from metaaugment.frozen import Eyes, Judge, check_channels
 from metaaugment.learner import Learner
-from metaaugment.networks import NETWORKS
-from metaaugment.networks import network as build_network
-from metaaugment.ops import PAPER_OPS, SPACES, Space, find_space
+from metaaugment.ops import PAPER_OPS, Space, find_space
 from metaaugment.policy import (
-    POLICIES,
-    WRAPPERS,
     RegressingPolicy,
     UniformPolicy,
     check_features,
     check_sharpness,
     evidence,
     innermost,
-    name_of,
     normalize,
     seen_by,
 )
-from metaaugment.policy import build as build_policy
+from metaaugment.policy_file import FORMAT, copied_extractor, copied_policy, plain, policy_name
 from metaaugment.sampler import FixedSampler, UniformSampler
+from metaaugment.source import Source, space_hash
 from metaaugment.transformation import FLOAT_TYPES, INDEX_TYPES, Transformation, apply
-
-FORMAT = 1
-KIND = "policy"
-WAY_OUT = "take an intact copy of it, or export the policy again"
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a policy was learned with; it decides what the policy's numbers mean."""
-
-    network: str | None  # the extractor: a name of `NETWORKS`, or None for a network of the user's own
-    num_classes: int
-    channels: int
-    space: Space  # what magnitudes mean
-    mean: tuple[float, ...]  # of the extractor's inputs, a channel, for pixels in [0, 1]
-    std: tuple[float, ...]
-    fill: tuple[int, ...]  # what geometric functions uncover, a channel, in 0 … 255
-    size: tuple[int, int]  # height and width of the images
-    layer: str | None = None  # of the extractor, whose input is the feature; the last linear one if not given
-
-    def __post_init__(self) -> None:
-        _check_number("num_classes", self.num_classes, 2)
-        if type(self.channels) is not int or self.channels not in (1, 3):
-            raise ValueError(f"channels is {self.channels!r}; images have 1 (grey) or 3 (RGB)")
-        for name, values in (("mean", self.mean), ("std", self.std), ("fill", self.fill)):
-            if len(values) != self.channels:
-                raise ValueError(f"{name} is {values}; for {self.channels} channels it has {self.channels} numbers")
-        if not all(isinstance(value, float) and math.isfinite(value) for value in (*self.mean, *self.std)):
-            raise ValueError(f"mean is {self.mean} and std {self.std}; both must be finite numbers")
-        if not all(value > 0 for value in self.std):
-            raise ValueError(f"std is {self.std}; deviations are above 0")
-        for value in self.fill:
-            _check_number("fill", value, 0, 255)
-        if len(self.size) != 2:
-            raise ValueError(f"size is {self.size}; it is a height and a width")
-        for value in self.size:
-            _check_number("size", value, 1)
-        if not isinstance(self.layer, str | None):
-            raise ValueError(f"layer is {self.layer!r}; it is a name, or none")
-
-
-# Fields of a source that stand in a file as they are, and all fields of a file.
-PLAIN = ("network", "num_classes", "channels", "mean", "std", "fill", "size", "layer")
-FIELDS = ("p", "policy", "theta", "w", *PLAIN, "space", "provenance")
 
 
 class LearnedPolicy:
@@ -316,7 +266,7 @@ class LearnedPolicy:
         """
         if isinstance(learner.policy, Judge):
             raise ValueError("the learner trains under a policy from a file, and learns none; copy that file")
-        seen_through = _plain(learner.network if learner.extractor is None else learner.extractor)
+        seen_through = plain(learner.network if learner.extractor is None else learner.extractor)
         modules = {id(module): name for name, module in seen_through.named_modules()}
         layers = learner.features.layers
         sides = (size, size) if isinstance(size, int) else size
@@ -342,9 +292,9 @@ class LearnedPolicy:
         if isinstance(learner.policy, UniformPolicy):
             return cls(p, source, provenance=provenance)
         theta, w = learner.policy.state_dict(), seen_through.state_dict()
-        policy = _fitted(_empty_policy(policy_name(learner.policy), theta, num_classes), theta, "theta")
-        empty = _empty_extractor(source, seen_through if network_name is None else None)
-        return cls(p, source, policy, _fitted(empty, w, "w"), provenance)
+        policy = copied_policy(policy_name(learner.policy), theta, num_classes)
+        extractor = copied_extractor(source, w, seen_through if network_name is None else None)
+        return cls(p, source, policy, extractor, provenance)
 
     def digest(self) -> str:
         """SHA-256 of all that it augments and weighs by."""
@@ -361,21 +311,9 @@ class LearnedPolicy:
         Raises:
             OSError: where it cannot be written.
         """
-        tree = {
-            "format": FORMAT,
-            "p": self.probabilities,
-            "policy": None,
-            "theta": {},
-            "w": {},
-            **{field: getattr(self.source, field) for field in PLAIN},
-            "space": {"name": self.space.name, "sha256": space_hash(self.space)},
-            "provenance": self.provenance,
-        }
-        if self.judge is not None and self.eyes is not None:
-            tree["policy"] = policy_name(self.judge.policy)
-            tree["theta"] = _stored("theta", self.judge.policy.state_dict(), half)
-            tree["w"] = _stored("w", self.eyes.network.state_dict(), half)
-        sealed.save(Path(file), KIND, tree)
+        modules = (None, None) if self.judge is None or self.eyes is None else (self.judge.policy, self.eyes.network)
+        content = policy_file.Content(self.probabilities, self.source, *modules, self.provenance)
+        policy_file.write(Path(file), content, half)
 
     @classmethod
     def load(
@@ -392,161 +330,11 @@ class LearnedPolicy:
         Raises:
             ValueError: naming the file, for anything but an intact policy.
         """
-        file = Path(file)
-        try:
-            tree = sealed.load(file, KIND)
-        except sealed.Damaged as error:
-            raise sealed.Damaged(file, error.reason, WAY_OUT) from None
-        except OSError as error:
-            raise sealed.Damaged(file, f"cannot be read ({error.strerror or error})", "give a policy file") from None
-        except MALFORMED as error:  # under a right SHA-256: written by another program
-            raise sealed.Damaged(
-                file, f"is no intact policy: its state is malformed ({first_line(error)})", WAY_OUT
-            ) from None
-        try:
-            return _from_tree(tree, extractor, space)
-        except Foreign as error:
-            raise sealed.Damaged(file, f"cannot be used here: {error}") from None
-        except MALFORMED as error:
-            raise sealed.Damaged(file, f"is no intact policy: {first_line(error)}", WAY_OUT) from error
+        with policy_file.reading(Path(file)) as tree:
+            return cls(*policy_file.content(tree, extractor, space))
 
 
-# What reading a tree of the wrong form may raise.
-MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
-
-
-class Foreign(ValueError):
-    """An intact policy that something is missing for; the message says what would help."""
-
-
-# -- from and to tensors ----------------------------------------------------------------------------------------------
-
-
-def space_hash(space: Space) -> str:
-    """SHA-256 of what magnitudes mean to the paper's functions; the name is no part of it, nor are other functions."""
-    fields = ("slope", "start", "around", "per", "of", "rounding", "signed")
-    levels = []
-    for op in PAPER_OPS:
-        values = [getattr(space.levels[op.name], field) for field in fields] if op.magnitude else []
-        levels.append([op.name, *(value if isinstance(value, str) else float(value) for value in values)])
-    return hashlib.sha256(json.dumps(levels).encode()).hexdigest()
-
-
-def policy_name(policy: nn.Module) -> str:
-    """The name in `POLICIES` of what a policy is."""
-    name = name_of(policy)
-    if name is not None:
-        return name
-    raise ValueError(
-        f"a policy of class {type(policy).__name__} has no place in a file; it holds {', '.join(POLICIES)}"
-    )
-
-
-def _from_tree(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space | None) -> LearnedPolicy:
-    if not isinstance(tree, dict) or "format" not in tree:
-        raise ValueError("it does not say its format")
-    if tree["format"] != FORMAT:
-        raise Foreign(
-            f"it has format {tree['format']!r}, and this version of metaaugment reads {FORMAT}; use the version that "
-            "wrote it, or export the policy again"
-        )
-    if missing := [field for field in FIELDS if field not in tree]:
-        raise ValueError(f"the field {missing[0]!r} is missing")
-    plain: dict[str, Any] = {name: tuple(tree[name]) if isinstance(tree[name], list) else tree[name] for name in PLAIN}
-    source = Source(**plain, space=_space_of(tree["space"], space))
-    if tree["policy"] is None:
-        if tree["theta"] or tree["w"]:
-            raise ValueError("it has tensors of a policy, but no name of one")
-        if extractor is not None:
-            raise Foreign("it holds p alone, and looks through no network; leave extractor= away")
-        return LearnedPolicy(tree["p"], source, provenance=tree["provenance"])
-    policy = _fitted(_empty_policy(tree["policy"], tree["theta"], source.num_classes), tree["theta"], "theta")
-    network = _empty_extractor(source, extractor)
-    try:
-        network = _fitted(network, tree["w"], "w")
-    except ValueError as error:
-        if extractor is None:
-            raise
-        raise Foreign(f"{error}; hand in the extractor that it was learned with") from None
-    return LearnedPolicy(tree["p"], source, policy, network, tree["provenance"])
-
-
-def _space_of(recorded: Mapping[str, str], given: Space | None) -> Space:
-    name, recorded_hash = recorded["name"], recorded["sha256"]
-    if given is None and name not in SPACES:
-        raise Foreign(f"unknown space {name!r}; hand it in with space=, or take one of {', '.join(SPACES)}")
-    space = SPACES[name] if given is None else given
-    if space_hash(space) != recorded_hash:
-        raise Foreign(
-            f"magnitudes meant something else when it was learned: its space {name!r} has the SHA-256 {recorded_hash}, "
-            f"and {space.name!r} here has {space_hash(space)}; use the version of metaaugment that wrote it"
-        )
-    return space
-
-
-def _empty_policy(name: str, tensors: Mapping[str, Tensor], num_classes: int) -> nn.Module:
-    """A policy of the size of these tensors, without memory of its own."""
-    if name not in POLICIES:
-        raise Foreign(f"unknown policy {name!r}; this version of metaaugment has {', '.join(POLICIES)}")
-    wrapped = any(name.startswith(prefix) for prefix in WRAPPERS)
-    weight = tensors.get("policy.feature.weight" if wrapped else "feature.weight")
-    if weight is None or weight.ndim != 2:
-        raise ValueError("the tensor feature.weight of the policy is missing, or no matrix")
-    with torch.device("meta"):
-        return build_policy(name, weight.shape[1], weight.shape[0], num_classes).float()
-
-
-def _empty_extractor(source: Source, own: nn.Module | None) -> nn.Module:
-    """A copy of the user's own network where one is given, or else one of ours without memory of its own."""
-    if own is not None:
-        return deepcopy(_plain(own)).float()
-    if source.network is None:
-        raise Foreign("its extractor is a network of its user's own; hand it in with extractor=")
-    if source.network not in NETWORKS:
-        raise Foreign(
-            f"unknown network {source.network!r}; hand it in with extractor=, or take one of "
-            f"{', '.join(sorted(NETWORKS))}"
-        )
-    with torch.device("meta"):
-        return build_network(source.network, source.num_classes, source.channels).float()
-
-
-def _fitted(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> nn.Module:
-    """The module with copies of these tensors, in float32, in the place of its own; they must be the ones it needs."""
-    needed = module.state_dict()
-    for name, own in needed.items():
-        if not isinstance(own, Tensor):
-            raise ValueError(f"{what}/{name} of the network is no tensor, and has no place in a file")
-        if not isinstance(found := tensors.get(name), Tensor):
-            raise ValueError(f"the tensor {what}/{name} is missing")
-        if found.shape != own.shape:
-            raise ValueError(f"the tensor {what}/{name} is {tuple(found.shape)}; it must be {tuple(own.shape)}")
-        if found.dtype != own.dtype and not (found.dtype in FLOAT_TYPES and own.is_floating_point()):
-            raise ValueError(f"the tensor {what}/{name} has dtype {found.dtype}; it must be {own.dtype}")
-    if unknown := sorted(tensors.keys() - needed.keys()):
-        raise ValueError(f"the tensor {what}/{unknown[0]} has no place in the network")
-    # Copies: a tensor that was read may be a view of the file, whatever becomes of that.
-    copies = {name: tensors[name].detach().to(own.dtype, copy=True) for name, own in needed.items()}
-    module.load_state_dict(copies, assign=True)
-    return module
-
-
-def _stored(what: str, state: Mapping[str, Tensor], half: bool) -> dict[str, Tensor]:
-    if not half:
-        return dict(state)
-    stored = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
-    for name, value in stored.items():
-        if not value.isfinite().all():
-            raise ValueError(
-                f"{what}/{name} holds {state[name].abs().max():g}, too large for half precision; save it without half"
-            )
-    return stored
-
-
-def _plain(network: nn.Module) -> nn.Module:
-    """The network inside DistributedDataParallel and torch.compile."""
-    network = bare(network)
-    return getattr(network, "_orig_mod", network)
+# -- parts -----------------------------------------------------------------------------------------------------------
 
 
 def _probabilities_of(sampler: object) -> Tensor:
@@ -609,12 +397,6 @@ def _check_fit(eyes: "Eyes", policy: nn.Module) -> None:
     layer = eyes.features.layers[0]
     if len(eyes.features.layers) == 1 and isinstance(layer, nn.Linear):
         check_features(torch.empty(0, layer.in_features), _feature_layer(policy))
-
-
-def _check_number(name: str, value: object, least: int, most: int | None = None) -> None:
-    if type(value) is not int or value < least or (most is not None and value > most):
-        allowed = f"at least {least}" if most is None else f"in {least} to {most}"
-        raise ValueError(f"{name} is {value!r}; it must be a whole number {allowed}")
 
 
 def _as_json(provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,6 +125,22 @@ def test_digits_are_scikit_learns_once_each() -> None:
     assert data.train.images[:, 0].equal(data.train.images[:, 2])
 
 
+def test_a_rehearsal_has_validation_images_for_its_test() -> None:
+    whole = dataset("digits")
+    half = whole.rehearsal(0.5, 0)
+    assert half.train is whole.train
+    assert "50 validation images stand in for the test images" in half.note
+    kept, held_back = (torch.bincount(part.labels, minlength=10) for part in (half.val, half.test))
+    assert torch.equal(kept + held_back, torch.bincount(whole.val.labels, minlength=10))
+    assert (kept == held_back).all()  # of each class, which has ten
+    together = torch.cat([half.val.images, half.test.images]).flatten(1)
+    assert {tuple(row) for row in together.tolist()} == {tuple(row) for row in whole.val.images.flatten(1).tolist()}
+    assert torch.equal(half.test.labels, whole.rehearsal(0.5, 0).test.labels)
+    assert half.fingerprint() not in (whole.fingerprint(), whole.rehearsal(0.5, 1).fingerprint())
+    with pytest.raises(ValueError, match=r"0\.001 of 100 validation images is 0; at least one must be held back"):
+        whole.rehearsal(0.001, 0)
+
+
 def test_splits_are_the_seeds() -> None:
     assert dataset("digits").fingerprint() == dataset("digits").fingerprint()
     assert dataset("digits").fingerprint() != dataset("digits", seed=1).fingerprint()
@@ -786,7 +802,7 @@ def changed(data: DataSet, **parts: object) -> str:
     return replace(data, **parts).fingerprint()
 
 
-def test_fingerbeforechanges_with_any_image_label_or_order() -> None:
+def test_fingerprint_changes_with_any_image_label_or_order() -> None:
     data = dataset("digits", size=8)
     before = data.fingerprint()
     images, labels = data.val.images.clone(), data.val.labels.clone()
@@ -801,7 +817,7 @@ def test_fingerbeforechanges_with_any_image_label_or_order() -> None:
     assert len(before) == 16
 
 
-def test_fingerbeforeof_files_is_of_names_and_sizes(tmp_path: Path) -> None:
+def test_fingerprint_of_files_is_of_names_and_sizes(tmp_path: Path) -> None:
     write_folder(tmp_path / "x", {"a": 5, "b": 5}, side=4)
     data = dataset("folder", tmp_path / "x")
     before = data.fingerprint()

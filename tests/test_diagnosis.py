@@ -166,7 +166,7 @@ def test_a_planted_signal_is_found_where_it_is_and_nowhere_else() -> None:
     assert best - 0.12 < of["feature"] < best + 0.08
     assert of[LABEL] > 0.4
     assert all(abs(of[name]) < 0.2 for name in ("pair", "embedding", "clues"))
-    captured = diagnosis.captured(samples)
+    captured = diagnosis.captured(samples, 0)
     assert captured is not None
     assert captured.mean == pytest.approx(best, abs=0.05)
 

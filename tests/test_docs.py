@@ -1,5 +1,7 @@
 """The site: its blocks run as they stand there, its pictures are drawn by them, and it builds without a warning."""
 
+import json
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -13,7 +15,8 @@ import metaaugment as ma
 import pages
 from commands import understood
 
-DOCS = Path(__file__).parent.parent / "docs"
+TESTS = Path(__file__).parent
+DOCS = TESTS.parent / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 
 # Blocks that no test machine can run, or not in its time. Each new one is put down here.
@@ -49,6 +52,35 @@ def test_commands_that_are_not_run_are_understood(monkeypatch: pytest.MonkeyPatc
     left = [block for page in PAGES for block in pages.blocks(page) if block.reason and block.language == "sh"]
     shown = [words for block in left for words in pages.commands(block.text) if words[0] == "metaaugment"]
     assert len(understood(shown, monkeypatch)) == len(shown) > 5
+
+
+NAMED = re.compile(r"\b(test_\w+\.py)(?:::(test_\w+))?")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_test_that_a_page_names_is_there(page: Path) -> None:
+    for file, test in NAMED.findall(page.read_text()):
+        assert (TESTS / file).exists(), f"{page.name} names {file}"
+        assert not test or f"\ndef {test}(" in (TESTS / file).read_text(), f"{page.name} names {file}::{test}"
+
+
+def test_reliability_names_a_test_for_every_fault() -> None:
+    rows = [line for line in (DOCS / "reliability.md").read_text().splitlines() if line.startswith("| ")]
+    faults = [line for line in rows if "what can happen" not in line and line.count(" | ") == 2]
+    assert len(faults) > 30
+    assert [line for line in faults if not NAMED.search(line.rsplit(" | ", 1)[1])] == []
+
+
+def test_the_figures_of_imagenet_are_those_of_their_file() -> None:
+    figures = json.loads((DOCS.parent / "results" / "bench" / "imagenet-h200.json").read_text())["figures"]
+    rows = [line for line in (DOCS / "scale.md").read_text().splitlines() if line.startswith("| ") and "/s" not in line]
+    shown = [[cell.strip() for cell in row.split("|")[2:-1]] for row in rows]
+    told = []
+    for figure in figures:
+        ratio, peak = figure["over_baseline"], figure["peak_gib"]
+        over = "" if ratio in (None, 1.0) else f"{ratio:.3f}"
+        told.append([f"{figure['images_per_second']:,.0f}", over, f"{peak:.1f} GiB" if peak else ""])
+    assert sorted(shown) == sorted(told)
 
 
 # -- the runner, which all of the above relies on ----------------------------------------------------------------------

@@ -12,7 +12,7 @@ LAYERS = (
     ("cli", "integrations", "report", "bench", "search"),
     ("experiments",),
     ("training",),
-    ("transfer",),
+    ("transfer", "policy_file", "source"),
     ("baselines", "data", "networks"),
     ("learner", "capture", "observation", "sealed", "frozen"),
     ("hypergradient", "policy", "sampler", "features", "replay", "batch_norm"),

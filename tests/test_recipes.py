@@ -235,6 +235,7 @@ IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("clip", "policy_clip"), (0.0, -1.0, NAN)),
     **dict.fromkeys(("size", "per_class"), COUNT),
     "epsilon": (*SIZE, 1.001),
+    "held_back": (*SIZE, 1.0),
     "sharpness": (0.0, -1.0, 5.1, NAN),
     **dict.fromkeys(("method", "route"), ("nope", "")),
     **dict.fromkeys(("num_ops", "magnitude"), (3,)),  # of another method; test_baselines.py has the rest
@@ -242,7 +243,7 @@ IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
 # These are refused later or, of a file, not at all; and by another name than the flag's.
 LATE: dict[str, Any] = {
     "dataset": "nope", "network": "nope", "space": "nope", "policy_optimizer": "nope", "split_seed": -1,
-    "policy_network": "nope", "extractor": "nope",
+    "policy_network": "nope", "extractor": "nope", "functions": "nope",
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.reproduce import Job, Queue, Where, folder_name, planned, seconds_of
-from metaaugment.experiments.tables import ABLATIONS, ROWS, Entry, Row, find_rows
+from metaaugment.experiments.tables import COMPARISONS, ROWS, Entry, Row, find_rows
 from metaaugment.training.interruption import Interrupted
 
 ROOT = Path(__file__).parent.parent
@@ -90,22 +90,46 @@ def test_tables_and_rows_are_found_by_name() -> None:
         "digits",
         "omniglot-wrn-40-2",
     ]
-    with pytest.raises(ValueError, match="unknown table, row or ablation 'table-9'; choose of digits, table-3"):
+    with pytest.raises(ValueError, match="unknown table, row or comparison 'table-9'; choose of digits, table-3"):
         find_rows(("table-9",))
 
 
-def test_an_ablation_is_run_by_its_name_alone() -> None:
-    for name, ablation in ABLATIONS.items():
+def test_a_comparison_is_run_by_its_name_alone() -> None:
+    for name, comparison in COMPARISONS.items():
         (row,) = find_rows((name,))
-        assert row.recipe == ablation.row
-        assert {entry.name for entry in row.entries} == set(ablation.entries)
+        assert row.recipe == comparison.row
+        assert {entry.name for entry in row.entries} == set(comparison.entries)
     (row,) = find_rows(("omniglot-wrn-40-2",))
-    assert not any(entry.ablation for entry in row.entries)
+    assert not any(entry.apart for entry in row.entries)
     (both,) = find_rows(("ablation-epsilon", "ablation-embedding"))
     assert len(both.entries) == 5  # metaaugment-fast is in each, and is run once
-    assert {name for a in ABLATIONS.values() for name in a.entries} >= {
-        entry.name for entry in ROWS["omniglot-wrn-40-2"].entries if entry.ablation
+    assert {name for a in COMPARISONS.values() for name in a.entries} >= {
+        entry.name for entry in ROWS["omniglot-wrn-40-2"].entries if entry.apart
     }
+
+
+@pytest.mark.parametrize("name", [name for name in COMPARISONS if name.startswith("rehearsal-")])
+def test_a_rehearsal_holds_back_half_and_each_recipe_is_possible(name: str) -> None:
+    (row,) = find_rows((name,))
+    recipes = {entry.name: row.run(entry, 0, None, None) for entry in row.entries}
+    for recipe in recipes.values():
+        recipe.check()
+        assert recipe.held_back == 0.5
+    assert len({json.dumps(recipe.to_json()) for recipe in recipes.values()}) == len(recipes)
+
+
+def test_what_was_held_back_is_no_test(tmp_path: Path) -> None:
+    source = ROOT / "results" / "omniglot-wrn-40-2" / "metaaugment-fast-seed0.json"
+    result = json.loads(source.read_text())
+    held_back = {f"held_back{key[4:]}" if key.startswith("test_") else key: value for key, value in result.items()}
+    folder = tmp_path / "omniglot-wrn-40-2"
+    folder.mkdir()
+    (folder / "rehearsed-fast-seed0.json").write_text(json.dumps(held_back | {"held_back_accuracy": 0.25}))
+    report = results.markdown(tmp_path)
+    assert "### rehearsal-omniglot-wrn-40-2" in report
+    assert "the test images are not looked at" in report
+    assert "| rehearsed-fast | 25.00 | 1 |" in report
+    assert "(table-3)" not in report
 
 
 @pytest.mark.parametrize(("name", "changed"), [
@@ -325,12 +349,14 @@ def test_every_accuracy_of_the_report_has_its_files() -> None:
     for folder in (ROOT / "results").iterdir():
         values: dict[str, list[float]] = {}
         for file in sorted(folder.glob("*-seed*.json")) if folder.is_dir() else []:
-            values.setdefault(file.name.split("-seed")[0], []).append(json.loads(file.read_text())["test_accuracy"])
+            judge = "held_back_accuracy" if file.name.startswith("rehearsed-") else "test_accuracy"
+            values.setdefault(file.name.split("-seed")[0], []).append(json.loads(file.read_text())[judge])
         for entry, found in values.items():
             deviation = f" ± {100 * statistics.stdev(found):.2f}" if len(found) > 1 else ""
             assert f"| {entry} | {100 * statistics.fmean(found):.2f}{deviation} | {len(found)} |" in report
             shown += 1
-    assert sum(line.count("| ") > 5 and "accuracy" not in line for line in report.splitlines()) == shown
+    # Comparisons show again what stands in a row's own table.
+    assert len({line for line in report.splitlines() if line.count("| ") > 5 and "accuracy" not in line}) == shown
 
 
 def test_each_kept_result_is_of_its_row_and_entry() -> None:

@@ -8,7 +8,7 @@ import torch
 import metaaugment as ma
 from metaaugment import IdentitySampler, Transformation, TransformationSampler, UniformSampler
 from metaaugment.ops import INDEX
-from metaaugment.sampler import draw_pairs, probabilities
+from metaaugment.sampler import SingleSampler, draw_pairs, probabilities
 
 
 def transformation(first: list[int], second: list[int]) -> Transformation:
@@ -73,6 +73,21 @@ def test_outputs_of_zero_leave_p_as_it_was() -> None:
     sampler.record(sampler.sample(100), torch.zeros(100))
     sampler.update()
     assert (sampler.probabilities == 1 / 196).all()
+
+
+def test_singles_by_hand() -> None:
+    """Of two functions seen with mean outputs 0.2 and 0.6 the others have their mean, 0.4; nothing is drawn second."""
+    sampler, alone = SingleSampler(epsilon=0.5), INDEX["Identity"]
+    assert torch.equal(sampler.probabilities[:, alone], torch.full((14,), 1 / 14, dtype=torch.float64))
+    t = Transformation(
+        torch.tensor([0, 0, 1]), torch.full((3,), alone), torch.zeros(3, 2), torch.ones(3, 2, dtype=torch.int8)
+    )
+    sampler.record(t, torch.tensor([0.1, 0.3, 0.6]))
+    sampler.update()
+    v = torch.tensor([0.2, 0.6, *[0.4] * 12], dtype=torch.float64)
+    torch.testing.assert_close(sampler.probabilities[:, alone], 0.5 * v / 5.6 + 0.5 / 14, rtol=0, atol=1e-7)
+    assert sampler.probabilities.sum() == pytest.approx(1)
+    assert (sampler.sample(500, torch.Generator().manual_seed(0)).second == alone).all()
 
 
 def test_pairs_are_drawn_by_p() -> None:

@@ -1,6 +1,7 @@
 """Files that are whole or refused: what goes in comes out, and any damage on the way is found."""
 
 import errno
+import json
 import os
 import pickle
 import resource
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from metaaugment import sealed
 from metaaugment.sealed import Damaged
+
+from users import ordinary_user
 
 
 @pytest.fixture
@@ -300,6 +303,27 @@ def test_other_files_are_refused(content: bytes, file: Path) -> None:
         sealed.load(file, "test")
 
 
+def headed(header: dict[str, Any]) -> bytes:
+    content = json.dumps(header).encode()
+    return len(content).to_bytes(8, "little") + content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        (2**40).to_bytes(8, "little") + b"{}",
+        (2**64 - 1).to_bytes(8, "little") + b"{}",
+        headed({"t": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}),
+        headed({"t": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 8]}}) + bytes(8),
+    ],
+    ids=["header", "largest header", "tensor", "shape"],
+)
+def test_a_header_that_claims_more_than_there_is_is_refused(content: bytes, file: Path) -> None:
+    file.write_bytes(content)
+    with pytest.raises(Damaged, match=str(file)):
+        sealed.load(file, "test")
+
+
 def test_a_missing_file_and_a_folder_are_oserrors(file: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         sealed.load(file, "test")
@@ -407,18 +431,6 @@ def test_a_file_may_be_read_by_whom_the_umask_lets(umask: int, file: Path) -> No
     assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask
 
 
-@contextmanager
-def ordinary_user() -> Iterator[None]:
-    """Nothing is forbidden to root."""
-    me = os.geteuid()
-    if me == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(me)
-
-
 def test_what_is_forbidden_is_an_oserror_that_names_the_file() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -477,3 +489,46 @@ def test_whoever_reads_meanwhile_sees_the_old_or_the_new(file: Path) -> None:
     assert seen == sorted(seen)
     assert len(set(seen)) > 2, "the reader never met the writer at work"
     assert sealed.load(file, "test")["n"] == generations
+
+
+def test_without_locks_files_are_written_all_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows."""
+    monkeypatch.setattr(sealed, "fcntl", None)
+    sealed.save(file, "test", {"a": torch.ones(2)})
+    assert sealed.load(file, "test")["a"].sum() == 2
+
+
+def test_two_writers_of_a_file_take_turns(file: Path) -> None:
+    """They share the name of its part: neither may be put in place half written by the other."""
+    inside, overtaken, events = threading.Event(), threading.Event(), []
+
+    def slowly(part: Path) -> None:
+        part.write_text("first, ")
+        inside.set()
+        overtaken.wait(0.2)  # as it would be, if the second one did not wait
+        events.append("first")
+        with part.open("a") as content:
+            content.write("whole")
+
+    def quickly(part: Path) -> None:
+        overtaken.set()
+        events.append("second")
+        part.write_text("second")
+
+    first = threading.Thread(target=sealed.write_atomically, args=(file, slowly))
+    second = threading.Thread(target=sealed.write_atomically, args=(file, quickly))
+    first.start()
+    inside.wait()
+    second.start()
+    first.join()
+    second.join()
+    assert events == ["first", "second"]
+    assert file.read_text() == "second"
+    assert [entry.name for entry in file.parent.iterdir()] == [file.name]
+
+
+def test_what_a_killed_writer_left_is_taken_over(file: Path) -> None:
+    left = file.with_name(f".{file.name}.part")
+    left.write_bytes(b"half of a much longer file" * 100_000)
+    sealed.save(file, "test", OLD)
+    assert_old(file)

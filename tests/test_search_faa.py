@@ -35,6 +35,7 @@ from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.search import search
 from metaaugment.search.studies import FileLock, JournalLock
+from metaaugment.training.interruption import Interrupted
 
 from trees import write_folder
 
@@ -336,7 +337,7 @@ def test_a_journal_torn_by_a_kill_is_gone_on_with(uninterrupted: Path, tmp_path:
 def test_asked_to_stop_it_stops_between_trials(tmp_path: Path) -> None:
     lab = laboratory(tmp_path)
     lab.interruption.signum = signal.SIGTERM
-    with pytest.raises(faa.Interrupted):
+    with pytest.raises(Interrupted):
         faa.find(lab, SMALL)
     assert lab.trials() == []
 

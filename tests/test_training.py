@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from metaaugment import sealed
+from metaaugment.data import dataset
 from metaaugment.experiments import experiment, run
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe
@@ -24,10 +25,10 @@ from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Row
 from metaaugment.training.trainer import Trainer
 
+from endings import assert_same, final, rows
 from trees import write_folder
 
 QUIET = Console(quiet=True)
-TIMES = ("seconds", "images_per_second")
 # Three epochs of four steps, with a policy update on every second one.
 SMALL = {"size": 16, "per_class": 20, "batch": 50, "epochs": 3, "every": 2}
 
@@ -43,28 +44,6 @@ def train(out: Path, resume: bool = False, **values: Any) -> dict[str, Any]:
 
 def read_log(out: Path) -> list[Row]:
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-
-
-def rows(out: Path) -> list[Row]:
-    """The log without its clock."""
-    return [{key: row[key] for key in row if key not in TIMES} for row in read_log(out)]
-
-
-def final(out: Path) -> dict[str, Any]:
-    state = sealed.load(out / checkpoint.LAST, "checkpoint")
-    return {key: value for key, value in state.items() if key not in ("seconds", "identity", "log")}
-
-
-def assert_same(one: Any, other: Any, path: str = "") -> None:
-    """Bit for bit, through a tree."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for key in one:
-            assert_same(one[key], other[key], f"{path}/{key}")
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), path
-    else:
-        assert one == other, path
 
 
 class Stop:
@@ -114,6 +93,20 @@ def test_the_test_set_is_looked_at_once_at_the_end(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(run, "once", lambda split, *more: looks.append(len(split)) or once(split, *more))
     train(tmp_path / "run", epochs=2)
     assert looks == [597]
+
+
+def test_a_rehearsal_never_looks_at_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    once = run.once
+    monkeypatch.setattr(run, "once", lambda split, *more: looks.append(split) or once(split, *more))
+    train(tmp_path / "run", epochs=1, held_back=0.25, functions="singles")
+    whole, (held_back,) = dataset("digits", size=16), looks
+    assert len(held_back) == 25
+    rows = {tuple(row) for row in whole.val.images.flatten(1).tolist()}
+    assert {tuple(row) for row in held_back.images.flatten(1).tolist()} <= rows
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert not any(key.startswith("test") for key in result)
+    assert 25 * result["held_back_accuracy"] == pytest.approx(round(25 * result["held_back_accuracy"]))
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(uninterrupted: Path, tmp_path: Path) -> None:
@@ -263,68 +256,6 @@ def test_a_run_on_a_gpu_goes_on_after_a_signal(tmp_path: Path, monkeypatch: pyte
     assert len(after) == 6
     assert after[-1]["alpha"] != before[-1]["alpha"]
     assert all(row["skipped"] == 0 for row in after)
-
-
-# -- killed -----------------------------------------------------------------------------------------------------------
-
-# Imports once, then trains in forked processes, which are killed at random moments until one comes to its end.
-KILLER = """
-import json, os, random, shutil, signal, sys, time
-from pathlib import Path
-from rich.console import Console
-from metaaugment.experiments import run
-from metaaugment.experiments.recipe import Recipe
-from metaaugment.training import checkpoint, progress
-
-recipe, folder, kills = Recipe.from_json(json.loads(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
-
-def attempt(place, limit=None):
-    child = os.fork()
-    if child == 0:
-        run.train(recipe, place, Console(quiet=True))
-        os._exit(0)
-    started = time.monotonic()
-    while limit is None or time.monotonic() - started < limit:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            assert status == 0, status
-            return time.monotonic() - started
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
-
-whole = attempt(run.Place(out=folder / "whole"))
-random.seed(int(sys.argv[4]))
-killed = 0
-while killed < kills:
-    # Until its recipe is written there is nothing to resume, and the same command begins again.
-    begun = (folder / "killed" / "recipe.json").exists()
-    place = run.Place(resume=folder / "killed") if begun else run.Place(out=folder / "killed")
-    if attempt(place, random.uniform(0.02, 0.35) * whole) is None:
-        killed += 1
-    else:  # the machine has become faster: begin anew, and kill sooner
-        shutil.rmtree(folder / "killed")
-        killed, whole = 0, whole / 2
-begun = (folder / "killed" / "recipe.json").exists()
-attempt(run.Place(resume=folder / "killed") if begun else run.Place(out=folder / "killed"))
-print(killed)
-"""
-
-
-@pytest.mark.parametrize("kills", [10])
-def test_killed_at_random_moments(kills: int, tmp_path: Path) -> None:
-    recipe = json.dumps(small(epochs=24).to_json())
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, recipe, str(tmp_path), str(kills), "3"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == kills
-    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
-    assert len(rows(tmp_path / "killed")) == 24
-    assert_same(final(tmp_path / "killed"), final(tmp_path / "whole"))
-    one, other = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("killed", "whole"))
-    assert one["test_accuracy"] == other["test_accuracy"]
 
 
 # -- damaged ----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ from metaaugment.networks import NETWORKS
 from metaaugment.ops import SPACES, Level, Space
 from metaaugment.policy import exponential
 from metaaugment.sampler import FixedSampler
-from metaaugment.transfer import LearnedPolicy, space_hash
+from metaaugment.source import space_hash
+from metaaugment.transfer import LearnedPolicy
 
 SIDE, CLASSES, N = 16, 5, 12
 MEAN, STD, FILL = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), (125, 100, 80)

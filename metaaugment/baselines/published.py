@@ -37,6 +37,8 @@ def find(policy: Path | str) -> FoundPolicy:
         return decode(json.loads((_FOLDER / f"{policy}.json").read_text()))
     file = Path(policy)
     try:
+        if file.is_char_device():
+            raise ValueError("it is a device, which may never end")
         values = json.loads(file.read_text())
         if not isinstance(values, dict):
             raise ValueError("it is no JSON object")
@@ -66,7 +68,7 @@ def decode(values: Mapping[str, Any]) -> FoundPolicy:
         raise ValueError(f"its system is {system!r}; choose one of {', '.join(SYSTEMS)}")
     if space not in SPACES:
         raise ValueError(f"its space is {space!r}; choose one of {', '.join(SPACES)}")
-    max_level = _field(values, "max_level", (int, float))
+    max_level = _number(_field(values, "max_level", (int, float)))
     if not 0 < max_level < float("inf"):
         raise ValueError(f"its max_level is {max_level!r}; it must be above 0")
     about = system, _field(values, "source", str), space, max_level

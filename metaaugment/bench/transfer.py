@@ -19,8 +19,9 @@ from metaaugment.learner import Learner
 from metaaugment.networks import network
 from metaaugment.ops import find_space
 from metaaugment.policy import PolicyNetwork
+from metaaugment.source import Source
 from metaaugment.training.machine import choose_device
-from metaaugment.transfer import LearnedPolicy, Source
+from metaaugment.transfer import LearnedPolicy
 
 # The task network, and the network that the policy sees through: ours, and the paper's direction.
 PAIRS = {"cuda": (("wrn-28-10", "wrn-40-2"), ("wrn-40-2", "wrn-28-10")), "cpu": (("small-cnn", "small-cnn"),)}

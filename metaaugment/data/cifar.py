@@ -168,7 +168,8 @@ def _read_python(layout: Layout, folder: Path, file: str) -> tuple[np.ndarray, n
     content = pickles.load(folder / file)
     for key in ("data", layout.label_key):
         if key not in content:
-            raise ValueError(f"it has no {key!r} but {', '.join(sorted(content)) or 'nothing'}")
+            found = ", ".join(name if name.isprintable() else ascii(name) for name in sorted(content))
+            raise ValueError(f"it has no {key!r} but {found or 'nothing'}")
     pixels, labels = pickles.array(content["data"]), content[layout.label_key]
     if pixels.size != records * PIXELS:
         raise ValueError(f"{pixels.size:,} bytes of images where {records * PIXELS:,} are expected")

@@ -3,13 +3,15 @@
 import hashlib
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from metaaugment.data import cifar, digits, folder, omniglot
 from metaaugment.data.layout import Missing, data_root
 from metaaugment.data.progress import Progress, silent
-from metaaugment.data.splits import Split, Splits, split
+from metaaugment.data.splits import Split, Splits, apportion, split
 from metaaugment.transformation import MAX_SIDE
 
 
@@ -38,6 +40,18 @@ class DataSet:
     @property
     def channels(self) -> int:
         return len(self.mean)
+
+    def rehearsal(self, share: float, seed: int) -> "DataSet":
+        """The same without its test images, for which a share of the validation images of each class stands in."""
+        sizes = torch.bincount(self.val.labels, minlength=self.num_classes).tolist()
+        held_back, left = split(self.val.labels, seed, apportion(round(share * len(self.val)), sizes))
+        if not len(held_back) or not len(left):
+            raise ValueError(
+                f"{share:g} of {len(self.val)} validation images is {len(held_back)}; at least one must be held back, "
+                "and one be left"
+            )
+        note = f"{len(held_back):,} validation images stand in for the test images, which are not looked at"
+        return replace(self, val=self.val.take(left), test=self.val.take(held_back), note=f"{self.note}; {note}")
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with any image, label or order (files: with any name or size)."""

@@ -22,8 +22,18 @@ RATIO = (3 / 4, 4 / 3)
 TRIES = 10
 
 
+# Formats of the endings that a folder is read by. Others that Pillow knows are less often met than made up, and one of
+# them, EPS, is a program, which Pillow has Ghostscript run.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+MOST_PIXELS = 2**26  # 8,192 × 8,192: what can be decoded, and laid on white, within a gigabyte
+
+
 class CorruptImage(ValueError):
-    """A file that holds no image that can be read."""
+    """A file that holds no image that can be read; `reason` says why in a few words, where there is one file."""
+
+    def __init__(self, sentence: str, reason: str = "") -> None:
+        super().__init__(sentence)
+        self.reason = reason
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -118,21 +128,27 @@ def read_image(file: Path) -> Image.Image:
         except Exception as error:  # a broken file makes Pillow raise nearly every exception there is
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the disk's fault, not the image's
+            reason = _reason(error)
             raise CorruptImage(
-                f"{file} cannot be read as an image ({_reason(error)}); remove it, or pass --corrupt skip"
+                f"{file} cannot be read as an image ({reason}); remove it, or pass --corrupt skip", reason
             ) from None
 
 
 def _decode(stream: BinaryIO) -> Image.Image:
-    picture: Image.Image = Image.open(stream)
+    picture: Image.Image = Image.open(stream, formats=FORMATS)
+    if picture.width * picture.height > MOST_PIXELS:
+        raise ValueError(f"it has {picture.width:,} × {picture.height:,} pixels, more than {MOST_PIXELS:,}")
     ImageOps.exif_transpose(picture, in_place=True)
     if picture.mode == "F":
         raise ValueError("its pixels are floating-point numbers, of no known range")
+    # No more copies at a time than two or three: that of a large photo takes hundreds of megabytes.
     if picture.mode.startswith("I"):
-        picture = Image.fromarray((np.asarray(picture).clip(0, 65535) // 256).astype(np.uint8))
+        values = np.asarray(picture).clip(0, 65535)
+        values //= 256
+        picture = Image.fromarray(values.astype(np.uint8))
     if picture.has_transparency_data:
-        clear = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear)
+        picture = picture if picture.mode == "RGBA" else picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
     return picture.convert("RGB")
 
 

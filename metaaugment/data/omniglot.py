@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
+from metaaugment.data.files import CorruptImage, read_image
 from metaaugment.data.images import Images
 from metaaugment.data.layout import Missing, find_complete
 from metaaugment.data.progress import Progress, silent
@@ -104,10 +105,11 @@ def _problems(layout: Layout, folder: Path) -> Iterator[str]:
 
 def _read(folder: Path, file: Path, size: int) -> np.ndarray:
     try:
-        with Image.open(file) as picture:
-            return np.asarray(ImageOps.invert(picture.convert("L")).resize((size, size), Image.Resampling.LANCZOS))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise Missing(f"{file} is no image ({error})", folder, incomplete=True) from None
+        picture = read_image(file)
+    except (OSError, CorruptImage) as error:
+        reason = error.reason if isinstance(error, CorruptImage) else error.strerror
+        raise Missing(f"{file} is no image ({reason})", folder, incomplete=True) from None
+    return np.asarray(ImageOps.invert(picture.convert("L")).resize((size, size), Image.Resampling.LANCZOS))
 
 
 def _three_channels(drawings: Images) -> Images:

@@ -4,7 +4,10 @@ A pickle is a program: loading it calls whatever functions it names. Here it get
 are handed, for the few names that a pickled numpy array needs, and is refused at any other name.
 """
 
+import io
 import pickle
+import pickletools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,15 +59,27 @@ def load(file: Path) -> dict[str, Any]:
 
     Raises ValueError for anything else.
     """
-    with file.open("rb") as stream:
+    written = file.read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes in the texts of a broken one
         try:
-            content = _Unpickler(stream, encoding="bytes").load()
+            _check_places(written)
+            content = _Unpickler(io.BytesIO(written), encoding="bytes").load()
         except Exception as error:  # a broken pickle raises nearly every exception there is
-            raise ValueError(f"no pickle of data: {error or type(error).__name__}") from None
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"no pickle of data: {reason}") from None
     if not isinstance(content, dict):
         raise ValueError(f"a pickled {type(content).__name__} where a dictionary is expected")
     texts = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in content.items()}
     return {key: value for key, value in texts.items() if isinstance(key, str)}
+
+
+def _check_places(written: bytes) -> None:
+    """Go through the instructions without following them. Whoever writes one counts up the places at which values are
+    remembered; where one is far out, memory would be had for all up to it."""
+    for count, (instruction, place, _) in enumerate(pickletools.genops(written)):
+        if instruction.name.endswith("PUT") and isinstance(place, int) and place > count:
+            raise pickle.UnpicklingError(f"it remembers something at place {place:,}, after {count:,} instructions")
 
 
 def array(value: Any) -> np.ndarray:

@@ -105,7 +105,7 @@ def _zip_items(archive: Path) -> Iterator[Item]:
                 raise ValueError(f"{archive} has {info.filename!r}, a link or device; it is not unpacked")
             if info.flag_bits & 1:
                 raise ValueError(f"{archive} has {info.filename!r}, which is encrypted; it is not unpacked")
-            if info.is_dir():
+            if info.filename.endswith("/"):
                 yield Item(info.filename, 0, None)
             else:
                 with zipped.open(info) as content:

@@ -24,7 +24,6 @@ run, with norms of Hessians by power iteration. Over all w and θ they are large
 """
 
 import itertools
-import json
 import math
 import statistics
 import time
@@ -52,6 +51,7 @@ from metaaugment.observation import Observation
 from metaaugment.ops import INDEX, MAX_MAGNITUDE
 from metaaugment.policy import PolicyNetwork
 from metaaugment.sampler import StillSampler
+from metaaugment.training.folder import write_json
 from metaaugment.training.machine import commit, machine
 from metaaugment.transformation import Transformation
 
@@ -454,5 +454,5 @@ def write(file: Path, runs: Sequence[Run]) -> Path:
         "runs": [asdict(one) for one in runs],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(record, indent=2) + "\n")
+    write_json(file, record)
     return file

@@ -99,10 +99,12 @@ class Diagnosis:
                 name: values[name]
                 for name in ("samples", "validation", "update", "accuracy", "chance", "sees", "learns")
             }
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"it is no diagnosis ({type(error).__name__}: {error})") from None
-        numbers = all(isinstance(plain[name], int | float) for name in ("samples", "validation", "accuracy", "chance"))
-        if not noise or not numbers or plain["sees"] not in predicted:
+        numbers = [plain[name] for name in ("samples", "validation", "accuracy", "chance")]
+        numbers += [plain["update"]] if plain["update"] is not None else []
+        good = all(isinstance(number, int | float) and 0 <= number < 1e9 for number in numbers)
+        if not noise or not good or plain["sees"] not in list(predicted) or type(plain["learns"]) is not bool:
             raise ValueError("it is no diagnosis: numbers are missing")
         return cls(**plain, noise=noise, predicted=predicted, captured=captured)
 
@@ -213,7 +215,7 @@ def diagnose(
         chance=chance,
         noise={size: Correlation.of([correlation(*both) for both in drawn]) for size, drawn in seen.alignment.items()},
         predicted={name: Correlation.of(values) for name, values in predicted.items()},
-        captured=captured(seen),
+        captured=captured(seen, seed),
         sees=_seen_by(learner),
         learns=learner.due_at(learner.every),
     )
@@ -317,12 +319,15 @@ def pair_means(pair: Tensor, s: Tensor, fit: Tensor) -> Tensor:
     return torch.where(count > 0, total / count.clamp(min=1), s[fit].mean())[pair]
 
 
-def captured(samples: Samples) -> Correlation | None:
-    """How far the policy's outputs follow s by half of the validation images."""
+def captured(samples: Samples, seed: int) -> Correlation | None:
+    """How far the policy's outputs follow s by half of the validation images, on the samples that judge predictions."""
     if samples.outputs is None:
         return None
-    outputs = samples.outputs
-    return Correlation.of([statistics.fmean(correlation(outputs, s) for s in both) for both in samples.halves])
+    values = []
+    for repeat, (_, other) in enumerate(samples.halves):
+        judge = by_image(samples.place, torch.Generator().manual_seed(derived_seed(seed, 2, repeat)))[2]
+        values.append(correlation(samples.outputs[judge], other[judge]))
+    return Correlation.of(values)
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
@@ -341,4 +346,7 @@ def standardized(values: Tensor, fit: Tensor) -> Tensor:
 
 
 def _number(found: Mapping[str, float]) -> Correlation:
-    return Correlation(float(found["mean"]), float(found["deviation"]))
+    correlation = Correlation(float(found["mean"]), float(found["deviation"]))
+    if not (abs(correlation.mean) <= 1.01 and 0 <= correlation.deviation <= 2):
+        raise ValueError(f"it is no diagnosis: a correlation is {correlation.mean:g} ± {correlation.deviation:g}")
+    return correlation

@@ -30,7 +30,7 @@ from metaaugment.networks import network
 from metaaugment.networks.pretrained import load_pretrained
 from metaaugment.ops import Space
 from metaaugment.policy import UniformPolicy
-from metaaugment.sampler import FixedSampler, UniformSampler
+from metaaugment.sampler import FixedSampler, SingleSampler, UniformSampler
 from metaaugment.training.launch import own_device
 from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Phase
@@ -93,7 +93,9 @@ class Experiment:
         return learner, clipped(optimizer, recipe.policy_clip)
 
     def _random(self, before: Learner | None) -> tuple[Learner, None]:
-        return self.learner(UniformSampler(), UniformPolicy()), None
+        singles = self.recipe.functions == "singles"
+        sampler = FixedSampler(SingleSampler().probabilities) if singles else UniformSampler()
+        return self.learner(sampler, UniformPolicy()), None
 
     def _frozen(self, before: Learner | None) -> tuple[Learner, None]:
         """Under the policy of the learner before it, which goes on seeing through the network as it is then."""
@@ -193,6 +195,8 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
         policy = LearnedPolicy.load(recipe.policy).to(device)
     with console.status(f"reading {recipe.dataset}"):
         data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
+    if recipe.held_back:
+        data = data.rehearsal(recipe.held_back, recipe.split_seed)
     if policy is not None and policy.source.channels != data.channels:
         raise ValueError(
             f"--policy {recipe.policy} was learned on images of {policy.source.channels} channels, "

@@ -4,6 +4,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from metaaugment.experiments.methods import METHODS
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.features import feature_dim
@@ -18,20 +20,27 @@ from metaaugment.transfer import LearnedPolicy
 def learned_policy(folder: Path) -> LearnedPolicy:
     """The policy of a run's last checkpoint, with the task network as its eyes."""
     state = checkpoint.of_run(folder)
+    with checkpoint.understood(folder):
+        return _learned(folder, state)
+
+
+def _learned(folder: Path, state: dict[str, Any]) -> LearnedPolicy:
     about = state["identity"]  # under the checkpoint's seal, unlike recipe.json
     recipe = Recipe.from_json({field.name: about[field.name] for field in fields(Recipe) if field.name in about})
     if recipe.method != "metaaugment" or recipe.policy is not None:
         under = f"under {recipe.policy}" if recipe.policy is not None else f"by {recipe.method}"
         raise ValueError(f"{folder} was trained {under} and has learned no policy; name a joint run of metaaugment")
-    net = network(recipe.network, about["num_classes"], about["channels"])
+    with torch.device("meta"):  # without memory of its own: what a file says of sizes is not to be trusted
+        net = network(recipe.network, about["num_classes"], about["channels"])
     # In the last phase of three the policy sees through the network as it was before.
-    net.load_state_dict(state["learner"].get("extractor", state["network"]))
+    net.load_state_dict(state["learner"].get("extractor", state["network"]), assign=True)
     method = METHODS[recipe.method]
     if "policy" not in state["learner"] or not state["learner"]["policy"]:
         raise ValueError(f"{folder} is still in its {recipe.random_epochs} random epochs and has learned no policy yet")
-    policy = method.policy(recipe, feature_dim(net), about["num_classes"])
+    with torch.device("meta"):
+        policy = method.policy(recipe, feature_dim(net), about["num_classes"])
+    policy.load_state_dict(state["learner"]["policy"], assign=True)
     learner = Learner(net, method.sampler(recipe, None), policy, space=recipe.space, fill=about["fill"])
-    learner.policy.load_state_dict(state["learner"]["policy"])
     learner.sampler.load_state_dict(state["learner"]["sampler"])  # type: ignore[attr-defined]
     return LearnedPolicy.from_learner(
         learner, recipe.network, about["num_classes"], about["channels"], recipe.space, about["mean"], about["std"],

@@ -16,7 +16,7 @@ from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
 from metaaugment.baselines.trivial_augment import TrivialAugmentSampler
 from metaaugment.learner import Sampler
 from metaaugment.policy import UniformPolicy, build
-from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformSampler
+from metaaugment.sampler import IdentitySampler, SingleSampler, TransformationSampler, UniformSampler
 
 if TYPE_CHECKING:
     from metaaugment.experiments.recipe import Recipe
@@ -50,6 +50,9 @@ def by_found_policy(recipe: Recipe, found: FoundPolicy | None) -> Sampler:
     return SubPolicySampler(found)
 
 
+# How many functions the learned distribution is about.
+SAMPLERS = {"pairs": TransformationSampler, "singles": SingleSampler}
+
 METHODS: dict[str, Method] = {
     "baseline": Method(lambda recipe, found: IdentitySampler()),
     "randaugment": Method(randaugment),
@@ -60,7 +63,7 @@ METHODS: dict[str, Method] = {
     "dada": Method(by_found_policy, found=True),
     "advaa": Method(advaa, space="autoaugment", copies=8),  # one for each policy of an epoch
     "metaaugment": Method(
-        lambda recipe, found: TransformationSampler(recipe.epsilon, recipe.window),
+        lambda recipe, found: SAMPLERS[recipe.functions](recipe.epsilon, recipe.window),
         lambda recipe, feature_dim, num_classes: build(
             recipe.policy_network, feature_dim, num_classes=num_classes, sharpness=recipe.sharpness
         ),

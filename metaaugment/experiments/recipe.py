@@ -1,5 +1,6 @@
 """A recipe: every number that decides the outcome of a run, as one flat value."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -9,11 +10,14 @@ import tyro
 
 from metaaugment.data import DATASETS
 from metaaugment.experiments.flags import flag, one_of, refuse
-from metaaugment.experiments.methods import METHODS
+from metaaugment.experiments.methods import METHODS, SAMPLERS
 from metaaugment.hypergradient import ROUTES
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import MAX_MAGNITUDE, SPACES
 from metaaugment.policy import POLICIES
+
+MOST_COPIES = 1024  # the paper has 4, and adversarial AutoAugment 8
+MOST_RATE = 1e30  # networks have single precision, which ends at 3e38
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ class Recipe:
     """Largest norm of their gradient."""
     alpha: float = 0.1
     """Where the inner step size starts."""
+    functions: Literal["pairs", "singles"] = "pairs"
+    """What a transformation is: two functions as in the paper, or one."""
     epsilon: float = 0.1
     """Share of uniform sampling in the distribution over transformations."""
     window: int = 50
@@ -113,6 +119,9 @@ class Recipe:
     """Train on this many images of each class only."""
     split_seed: int = 0
     """Of the splits, which all methods and seeds share."""
+    held_back: float = 0.0
+    """Share of the validation images that stand in for the test images, which the run then never looks at: to choose
+    a recipe by."""
     flip: bool = False
     """Whether a fair coin exchanges left and right."""
     crop: int = 0
@@ -129,23 +138,29 @@ class Recipe:
         for name, allowed in (
             ("dataset", DATASETS), ("network", NETWORKS), ("method", METHODS), ("route", ROUTES), ("space", SPACES),
             ("policy_optimizer", ("sgd", "adam")), ("policy_network", POLICIES), ("extractor", ("shared", "own")),
+            ("functions", SAMPLERS),
         ):  # fmt: skip
             one_of(getattr(self, name), allowed, flag(name))
         self._refuse("split_seed", 0 <= self.split_seed < 2**32, f"0 to {2**32 - 1}")
         for name in ("epochs", "batch", "copies", "policy_batch", "window", "every"):
             self._refuse(name, getattr(self, name) >= 1, "a whole number of at least 1")
-        for name in ("warmup_epochs", "random_epochs", "frozen_epochs", "crop", "baseline_crop", "cutout", "seed"):
+        self._refuse("copies", self.copies <= MOST_COPIES, f"at most {MOST_COPIES:,}")
+        for name in ("warmup_epochs", "random_epochs", "frozen_epochs", "seed"):
             self._refuse(name, getattr(self, name) >= 0, "0 or more")
+        for name in ("crop", "baseline_crop", "cutout"):
+            self._refuse(name, 0 <= getattr(self, name) < 2**16, "0 or more, and less than 65,536")
         for name in ("lr", "warmup_lr", "weight_decay", "policy_lr", "policy_weight_decay", "alpha"):
-            self._refuse(name, 0 <= getattr(self, name) < float("inf"), "a number of 0 or more")
+            self._refuse(name, 0 <= getattr(self, name) < MOST_RATE, f"a number of 0 or more, and below {MOST_RATE:g}")
         for name in ("momentum", "policy_momentum", "label_smoothing"):
             self._refuse(name, 0 <= getattr(self, name) < 1, "0 or more, and less than 1")
         for name in ("clip", "policy_clip", "size", "per_class"):
-            self._refuse(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
+            good = getattr(self, name) is None or 0 < getattr(self, name) < MOST_RATE
+            self._refuse(name, good, f"above 0, and below {MOST_RATE:g}")
         self._refuse("sharpness", 0 < self.sharpness <= 5, "above 0, and at most 5")
         sees_more = self.policy_network.endswith(("clue-policy", "label-policy"))
         self._refuse("extractor", self.extractor == "shared" or not sees_more,
                      f"shared for {self.policy_network}, which sees how sure the task network is")  # fmt: skip
+        self._refuse("held_back", 0 <= self.held_back < 1, "a share of 0 or more, and less than 1")
         self._refuse("epsilon", 0 <= self.epsilon <= 1, "a share in [0, 1]")
         self._refuse("nesterov", not self.nesterov or self.momentum > 0, "with --momentum above 0 only")
         self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than the {self.epochs} epochs")
@@ -186,16 +201,26 @@ class Recipe:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Recipe":
+        if not isinstance(values, Mapping):
+            raise ValueError(f"the recipe is a {type(values).__name__}, not an object of fields and values")
         known = {field.name for field in fields(cls)}
         if unknown := sorted(values.keys() - known):
             raise ValueError(f"unknown recipe field {unknown[0]!r}; the fields are {', '.join(sorted(known))}")
         if missing := [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]:
             raise ValueError(f"the recipe field {missing[0]!r} is missing")
-        for field in fields(cls):
-            if field.name in values and not _fits(values[field.name], field.type):
-                raise ValueError(f"the recipe field {field.name!r} is {values[field.name]!r}, which it cannot be")
+        check_kinds("recipe", cls, values)
         paths = {key: Path(values[key]) for key in ("policy", "pretrained") if values.get(key) is not None}
-        return cls(**{**values, **paths})
+        # Whole numbers are so in JSON where they are floats here, and torch takes those of 64 bits only.
+        real = [field.name for field in fields(cls) if field.type in (float, float | None)]
+        floats = {name: float(values[name]) for name in real if isinstance(values.get(name), int)}
+        return cls(**{**values, **paths, **floats})
+
+
+def check_kinds(what: str, cls: type, values: Mapping[str, Any]) -> None:
+    """Refuse JSON values that the fields of a dataclass cannot have."""
+    for field in fields(cls):
+        if field.name in values and not _fits(values[field.name], field.type):
+            raise ValueError(f"the {what} field {field.name!r} is {values[field.name]!r}, which it cannot be")
 
 
 def _fits(value: object, kind: Any) -> bool:
@@ -206,5 +231,7 @@ def _fits(value: object, kind: Any) -> bool:
         return value in get_args(kind)
     if get_args(kind):
         return any(_fits(value, one) for one in get_args(kind))
+    if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
+        return False  # JSON has such numbers, but no float is one
     json = {Path: str, float: (int, float)}.get(kind, kind)
     return isinstance(value, json) and (kind is bool or not isinstance(value, bool))

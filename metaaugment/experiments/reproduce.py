@@ -17,6 +17,7 @@ from metaaugment.experiments.flags import flags
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.tables import ROWS, Entry, Row
+from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.machine import choose_device
@@ -203,7 +204,8 @@ class Queue:
     def _keep(self, job: Job, beside: int) -> None:
         job.keep(beside)
         self.kept += 1
-        accuracy = run_folder.read_json(job.result)["test_accuracy"]
+        result = run_folder.read_json(job.result)
+        accuracy = result[results.judge(result)]
         self._say(f"{job.row.recipe} {job.name}: {accuracy:.2%}")
 
     def _stop(self) -> None:
@@ -247,7 +249,8 @@ def reproduce(
         queue.run(seconds)
     finally:
         if where.results.exists():
-            report.write_text(results.markdown(where.results))
+            text = results.markdown(where.results)
+            write_atomically(report, lambda part: part.write_text(text))
         left, took = len(queue.waiting), duration(time.monotonic() - began)
         console.print(
             f"{queue.kept} runs finished in {took}, {len(queue.failed)} failed, {left} left"

@@ -1,11 +1,12 @@
 """Results: one file a finished run, and RESULTS.md, which is made of nothing else."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from metaaugment.experiments.tables import ABLATIONS, ROWS, Entry
+from metaaugment.experiments.tables import COMPARISONS, ROWS, Entry
 from metaaugment.training import folder as run_folder
 from metaaugment.training.progress import duration
 
@@ -17,10 +18,29 @@ def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
     rows: dict[str, dict[str, list[Result]]] = {}
     for file in sorted(folder.glob("*/*-seed*.json")):
         entry = file.stem.rsplit("-seed", 1)[0]
-        rows.setdefault(file.parent.name, {}).setdefault(entry, []).append(run_folder.read_json(file))
+        rows.setdefault(file.parent.name, {}).setdefault(entry, []).append(_result(file))
     known = list(ROWS)
     order = sorted(rows, key=lambda row: (known.index(r) if (r := _recipe(row)) in known else len(known), row))
     return {row: dict(sorted(rows[row].items(), key=lambda item: _place(row, item[0]))) for row in order}
+
+
+def _result(file: Path) -> Result:
+    """What a file says of its run, where it says all that a table needs."""
+    result = run_folder.read_json(file)
+    for key in (judge(result), "epochs", "seconds", "images_per_second"):
+        value = result.get(key)
+        if not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ValueError(f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a number; take an intact copy")
+    machine, beside = result.get("machine"), result.get("side_by_side", 1)
+    told = isinstance(machine, dict) and "hardware" in machine and "commit" in result
+    if not told or type(beside) is not int:
+        raise ValueError(f"{file} is damaged: it does not say where the run was made; take an intact copy")
+    return result
+
+
+def judge(result: Result) -> str:
+    """What a run has its accuracy under: that on the test images, or on validation images that were held back."""
+    return "held_back_accuracy" if "held_back_accuracy" in result else "test_accuracy"
 
 
 def markdown(folder: Path) -> str:
@@ -34,12 +54,12 @@ def markdown(folder: Path) -> str:
     ]
     for row, entries in read(folder).items():
         title = ROWS[_recipe(row)].table if _recipe(row) in ROWS else "not in the paper"
-        if own := {name: results for name, results in entries.items() if not _ablation(row, name)}:
+        if own := {name: results for name, results in entries.items() if not _apart(row, name)}:
             lines += ["", f"## {row} ({title})", "", *_table(row, own)]
-        for name, ablation in ABLATIONS.items():
-            compared = {entry: entries[entry] for entry in ablation.entries if entry in entries}
-            if ablation.row == _recipe(row) and any(_ablation(row, entry) for entry in compared):
-                lines += ["", f"### {name}, {row}: {ablation.what}", "", *_table(row, compared)]
+        for name, comparison in COMPARISONS.items():
+            compared = {entry: entries[entry] for entry in comparison.entries if entry in entries}
+            if comparison.row == _recipe(row) and any(_apart(row, entry) for entry in compared):
+                lines += ["", f"### {name}, {row}: {comparison.what}", "", *_table(row, compared)]
     return "\n".join(lines) + "\n"
 
 
@@ -51,14 +71,14 @@ def _table(row: str, entries: dict[str, list[Result]]) -> list[str]:
         beside = "" if shared == [1] else f" ({'–'.join(map(str, shared))} at once)"
         cells = (
             name,
-            spread([100 * result["test_accuracy"] for result in results]),
+            spread([100 * result[judge(result)] for result in results]),
             str(len(results)),
             paper(row, name) or "–",
             "/".join(str(epochs) for epochs in sorted({result["epochs"] for result in results})),
             duration(statistics.mean(result["seconds"] for result in results)) + beside,
             f"{statistics.mean(result['images_per_second'] for result in results):,.0f}",
             ", ".join(sorted({str(result["machine"]["hardware"]) for result in results})),
-            ", ".join(sorted({commit for r in results for commit in str(r["commit"]).split(", continued at ")})),
+            ", ".join(sorted({commit[:7] for r in results for commit in str(r["commit"]).split(", continued at ")})),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -80,9 +100,9 @@ def _entry(row: str, name: str) -> Entry | None:
     return found[0] if found else None
 
 
-def _ablation(row: str, name: str) -> bool:
+def _apart(row: str, name: str) -> bool:
     entry = _entry(row, name)
-    return entry is not None and entry.ablation
+    return entry is not None and entry.apart
 
 
 def _place(row: str, name: str) -> tuple[int, str]:

@@ -1,6 +1,7 @@
 """A run: an experiment trained in a folder of its own, and looked at once on the test set."""
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,12 +16,12 @@ from metaaugment.data import CorruptImage, DataSet, ImageFiles
 from metaaugment.data.batches import Batches, Reader, derived_seed, on_device, once, own_part
 from metaaugment.distributed import everyone, first, highest, rank, world_size
 from metaaugment.experiments.experiment import LOOKS, ORDER, VALIDATION_ORDER, Experiment, clipped, prepare
-from metaaugment.experiments.flags import check_agreement
+from metaaugment.experiments.flags import check_agreement, flag
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import find_space
-from metaaugment.training import checkpoint
+from metaaugment.training import checkpoint, faults
 from metaaugment.training import folder as run_folder
 from metaaugment.training.evaluation import Score, evaluate
 from metaaugment.training.interruption import Interrupted
@@ -79,6 +80,10 @@ def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
             raise ValueError(
                 f"{why}; leave it out, and go on, with: {place.command(recipe.name, out, corrupt='skip')}"
             ) from None
+        except (OSError, MemoryError, RuntimeError) as error:
+            if (sentence := _in_words(error, recipe, place, out)) is None:
+                raise
+            raise sentence from None
         unreadable = len(set().union(*everyone(reader.unreadable)))
         result = first(lambda: _result(experiment, training, score, unreadable, out))
     conclude(result, out, console)
@@ -104,6 +109,30 @@ def _enter(out: Path, recipe: Recipe, resumed: bool, stack: contextlib.ExitStack
     if resumed and (out / run_folder.RESULT).exists():
         return run_folder.read_json(out / run_folder.RESULT)
     run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())
+    return None
+
+
+def _in_words(error: Exception, recipe: Recipe, place: Place, out: Path) -> Exception | None:
+    """A fault of the machine as a sentence that says how the run goes on; None for any other."""
+    kept = "all up to the last checkpoint is kept" if (out / checkpoint.LAST).exists() else "there is no checkpoint yet"
+    command = place.command(recipe.name, out)
+    if memory := faults.full_memory(error):
+        learned = recipe.method == "metaaugment" and recipe.policy is None
+        names = ["batch"] + ["copies"] * (recipe.copies > 1) + ["policy_batch"] * learned
+        words = [f"{flag(name)} {getattr(recipe, name)}" for name in names]
+        full = f"{memory} with {' and '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"
+        if rank() == 0 and run_folder.give_up(out, run_folder.RECIPE):
+            return ValueError(f"{full}; begin again with less: nothing was trained yet")
+        return ValueError(
+            f"{full}; {kept}: where there is more memory, or by more processes, go on with: {command}; "
+            "or begin another run with less, and another --out"
+        )
+    if lost := faults.lost_reader(error):
+        fewer = place.command(recipe.name, out, workers=place.readers // 2)
+        return ValueError(f"{lost}, as happens where memory is short; {kept}, go on with fewer of them: {fewer}")
+    if isinstance(error, OSError) and error.errno is not None and (out / run_folder.RECIPE).exists():
+        way = f"{error.strerror}; {kept}, go on when that is mended with: {command}"
+        return OSError(error.errno, way, error.filename)
     return None
 
 
@@ -155,13 +184,14 @@ def as_it_was(folder: Path, place: Place, console: Console) -> Trainer:
     """The trainer of a run, with network and learner as its last checkpoint has them; nothing is written."""
     state = checkpoint.of_run(folder)
     experiment = prepare(read_recipe(folder / run_folder.RECIPE), place, console)
-    if state["identity"]["data"] != experiment.data.fingerprint():
-        raise ValueError(
-            f"{folder} was trained on other data than {experiment.data.name} has now: images were added, removed or "
-            "changed since, or --data names another folder"
-        )
     training = trainer(experiment, place, folder, Reader(place.readers, place.corrupt == "skip"), [])
-    training.load_learned(state)
+    with checkpoint.understood(folder):
+        if state["identity"]["data"] != experiment.data.fingerprint():
+            raise ValueError(
+                f"{folder} was trained on other data than {experiment.data.name} has now: images were added, removed "
+                "or changed since, or --data names another folder"
+            )
+        training.load_learned(state)
     return training
 
 
@@ -237,13 +267,14 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: 
     rows, recipe = trainer.log.rows, experiment.recipe
     seconds = sum(row["seconds"] for row in rows)
     cuda = experiment.device.type == "cuda"
+    judge = "held_back" if recipe.held_back else "test"  # a figure on other images must not have the test's name
     result = {
         "name": recipe.name,
         "method": recipe.method,
         "seed": recipe.seed,
-        "test_accuracy": score.top1,
-        "test_top5": score.top5,
-        "test_loss": score.loss,
+        f"{judge}_accuracy": score.top1,
+        f"{judge}_top5": score.top5,
+        f"{judge}_loss": score.loss if math.isfinite(score.loss) else None,  # as in the log: JSON has no such number
         "val_accuracy": rows[-1]["val_accuracy"],
         "epochs": trainer.epoch,
         "precision": trainer.identity["precision"],
@@ -271,9 +302,10 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: 
 def conclude(result: dict[str, Any], out: Path, console: Console) -> None:
     if result["unreadable_files"]:
         console.print(f"{result['unreadable_files']} image files could not be read and were skipped", highlight=False)
-    top5 = f", top-5 {result['test_top5']:.2%}" if result["recipe"]["dataset"] == "imagenet" else ""
+    judge, words = ("held_back", "accuracy on what was held back") if "held_back_accuracy" in result else ("test", "")
+    top5 = f", top-5 {result[f'{judge}_top5']:.2%}" if result["recipe"]["dataset"] == "imagenet" else ""
     console.print(
-        f"test accuracy {result['test_accuracy']:.2%}{top5} after {result['epochs']} epochs in "
+        f"{words or 'test accuracy'} {result[f'{judge}_accuracy']:.2%}{top5} after {result['epochs']} epochs in "
         f"{duration(result['seconds'])}; {out / run_folder.RESULT}",
         highlight=False,
         soft_wrap=True,

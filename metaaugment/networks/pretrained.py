@@ -23,7 +23,7 @@ def load_pretrained(net: nn.Module, file: Path) -> bool:
     else:
         fresh = []
     for name, value in own.items():
-        if name in fresh or name.endswith("num_batches_tracked"):
+        if name in fresh or (name.endswith("num_batches_tracked") and name not in weights):
             continue
         if name not in weights or weights[name].shape != value.shape:
             found = f"{tuple(weights[name].shape)} there" if name in weights else "missing there"

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from metaaugment.ops import OPS, PAPER_OPS, Space, find_space
+from metaaugment.sealed import write_atomically
 from metaaugment.transfer import LearnedPolicy
 from metaaugment.transformation import Transformation, apply
 
@@ -88,5 +89,5 @@ def describe(transformation: Transformation, space: str | Space, size: int) -> S
 
 def save(figure: Figure, file: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=130)
+    write_atomically(file, lambda part: figure.savefig(part, dpi=130, format=file.suffix[1:] or "png"))
     return file

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from metaaugment.data.files import CorruptImage, read_image
 from metaaugment.ops import OPS, PAPER_OPS, Space, find_space
+from metaaugment.sealed import write_atomically
 from metaaugment.transformation import Transformation, apply
 
 PICTURE_MAGNITUDES = (0.0, 2.5, 5.0, 7.5, 10.0)
@@ -97,7 +99,7 @@ def draw(file: Path, image: Path | None, space: str | Space) -> None:
                 axis.set_title(f"m = {PICTURE_MAGNITUDES[column]:g}", fontsize=9)
     figure.suptitle(f"The paper's 14 functions at five magnitudes, space {space.name}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
+    write_atomically(file, lambda part: figure.savefig(part, dpi=120, format=file.suffix[1:]))
 
 
 def _square(file: Path | None) -> Tensor:
@@ -108,9 +110,9 @@ def _square(file: Path | None) -> Tensor:
         photo = Image.fromarray(load_sample_image("china.jpg"))
     else:
         try:
-            photo = Image.open(file).convert("RGB")
-        except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError) as error:
-            raise ValueError(f"{file} cannot be read as an image ({error}); give one that Pillow opens") from None
+            photo = read_image(file)
+        except CorruptImage as error:
+            raise ValueError(f"{file} cannot be read as an image ({error.reason}); give another") from None
     side = min(photo.size)
     left, top = (photo.width - side) // 2, (photo.height - side) // 2
     small = photo.resize((PICTURE_SIDE, PICTURE_SIDE), box=(left, top, left + side, top + side))

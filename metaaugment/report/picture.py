@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from html import escape
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -14,6 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+
+from metaaugment.sealed import write_atomically
 
 # Drawn for white paper. On a page the three neutral colors become those of the page, by their names in page.html; the
 # others can be told from white and from black, and from each other by the color-blind.
@@ -80,8 +82,9 @@ class Picture:
     def save(self, folder: Path, name: str) -> None:
         """As PNG and as SVG."""
         with drawing({"svg.hashsalt": name}):
-            self.figure.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
-            self.figure.savefig(folder / f"{name}.svg", facecolor="white", metadata={"Title": self.words})
+            for kind, how in (("png", {"dpi": 150}), ("svg", {"metadata": {"Title": self.words}})):
+                draw: Callable[[Path], None] = partial(self.figure.savefig, format=kind, facecolor="white", **how)
+                write_atomically(folder / f"{name}.{kind}", draw)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def read(file: Path) -> Seen:
         return _seen(tree)
     except ValueError as error:
         raise ValueError(f"{file} does not fit together: {error}") from None
-    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+    except sealed.MALFORMED as error:
         raise ValueError(f"{file} is of another version ({type(error).__name__}: {error})") from None
 
 
@@ -73,6 +73,10 @@ def _seen(tree: Mapping[str, Any]) -> Seen:
                 raise ValueError(f"its {name} have {len(value)} {key}, not {length}")
     if n == 0:
         raise ValueError("it has no samples")
+    flat = [samples[key] for key in ("epoch", "place", "label", "weight", "loss")] + [shown["sample"]]
+    flat += [negatives["label"], negatives["similarity"]] if negatives else []
+    if any(value.ndim != 1 for value in flat):
+        raise ValueError("it has several numbers for a sample where there is one")
     label, sample = samples["label"].long(), shown["sample"].long()
     others = label if negatives is None else torch.cat([label, negatives["label"].long()])
     if others.min() < 0 or (m and not 0 <= int(sample.min()) <= int(sample.max()) < n):
@@ -81,10 +85,10 @@ def _seen(tree: Mapping[str, Any]) -> Seen:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(f"it has images of {images.dtype} {tuple(images.shape)}, not uint8 [m, c, h, w]")
     find_space(tree["space"])
-    t = Transformation(samples["first"], samples["second"], samples["magnitudes"], samples["signs"])
+    t = Transformation(samples["first"], samples["second"], samples["magnitudes"].float(), samples["signs"])
     pictures = Pictures(sample.tolist(), shown["images"], shown["originals"])
     if negatives is not None:
-        labels, similarity = negatives["label"].tolist(), negatives["similarity"].tolist()
+        labels, similarity = negatives["label"].long().tolist(), negatives["similarity"].double().tolist()
         pictures = Pictures(
             pictures.sample, pictures.images, pictures.originals, negatives["images"], labels, similarity
         )

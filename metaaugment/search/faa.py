@@ -21,15 +21,10 @@ A policy that does nothing therefore scores what the plain images score.
 import hashlib
 import json
 import math
-import multiprocessing
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -50,10 +45,11 @@ from metaaugment.experiments.flags import refuse
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import INDEX, OPS, PAPER_OPS
+from metaaugment.search import crew
 from metaaugment.search.laboratory import Laboratory, Row
 from metaaugment.search.studies import STUDIES, FileLock, claim, finished, give_up, open_studies, running, value
 from metaaugment.training.evaluation import evaluating
-from metaaugment.training.interruption import Interrupted, Interruption
+from metaaugment.training.interruption import Interruption
 from metaaugment.transformation import apply
 
 if TYPE_CHECKING:
@@ -370,75 +366,33 @@ def _work(
 
 def _work_together(lab: Laboratory, settings: Settings, key: str, processes: int, look: Callable[[], None]) -> None:
     """By so many processes, which begin with different folds and then help each other, until they are done or dead."""
-    context, before = multiprocessing.get_context("spawn"), len(lab.trials())
-    workers, reports = [], []
-    try:
-        for index in range(processes):
-            report, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_worker, args=(lab.recipe, lab.place, lab.folder, settings, key, index, theirs)
-            )
-            process.start()
-            theirs.close()
-            workers.append(process)
-            reports.append(report)
-        while alive := [process.sentinel for process in workers if process.is_alive()]:
-            wait(alive, timeout=1)
-            look()
-            lab.stop_if_asked()
-            _raise_first(reports)
-    finally:
-        for process in workers:
-            process.terminate()  # asks those that live to end behind their trial
-        for process in workers:
-            process.join()
-    _raise_first(reports)
-    dead = [process for process in workers if process.exitcode]
+    before = len(lab.trials())
+
+    def meanwhile() -> None:
+        look()
+        lab.stop_if_asked()
+
+    tasks = [(lab.recipe, lab.place, lab.folder, settings, key, index) for index in range(processes)]
+    dead = crew.work(_share, tasks, meanwhile)
     if dead and len(lab.trials()) == before:
         raise ValueError(
-            f"{len(dead)} of {processes} processes were killed, exit status {dead[0].exitcode}, before a "
-            "trial was finished; see that there is memory for all of them, or search with fewer --processes"
+            f"{len(dead)} of {processes} processes were killed, exit status {dead[0]}, before a trial was finished; "
+            "see that there is memory for all of them, or search with fewer --processes"
         )
     if dead:
         lab.say(f"{len(dead)} of {processes} processes were killed; what they had begun is begun again")
 
 
-def _raise_first(reports: Sequence[Connection]) -> None:
-    for report in reports:
-        try:
-            if report.poll():
-                raise ValueError(report.recv())
-        except EOFError:  # it ended without one
-            continue
-
-
-def _worker(
-    recipe: Recipe, place: Place, folder: Path, settings: Settings, key: str, index: int, report: Connection
+def _share(
+    recipe: Recipe, place: Place, folder: Path, settings: Settings, key: str, index: int, interruption: Interruption
 ) -> None:
-    threading.Thread(target=_die_with_the_parent, daemon=True).start()
-    try:
-        with Interruption() as interruption:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal it reaches all: the parent decides
-            torch.set_num_threads(max(1, torch.get_num_threads() // settings.processes))
-            data = dataset(
-                recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class
-            )
-            lab = Laboratory(recipe, place, data, folder, Console(quiet=True), interruption)
-            if lab.device.type == "cuda":
-                torch.cuda.set_device(index % torch.cuda.device_count())
-            _work(lab, settings, _studies(folder, settings, key), index, lambda: None)
-    except Interrupted:
-        pass
-    except (ValueError, OSError) as error:
-        report.send(str(error))
-
-
-def _die_with_the_parent() -> None:
-    """Whoever goes on with the search must be alone in its folder."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    """What one of several processes does."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // settings.processes))
+    data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
+    lab = Laboratory(recipe, place, data, folder, Console(quiet=True), interruption)
+    if lab.device.type == "cuda":
+        torch.cuda.set_device(index % torch.cuda.device_count())
+    _work(lab, settings, _studies(folder, settings, key), index, lambda: None)
 
 
 def _await_others(lab: Laboratory, studies: "Sequence[Study]") -> None:

@@ -1,6 +1,7 @@
 """What all trials of a search share: the recipe, the data, a folder that remembers, and one way to train a network."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -67,14 +68,17 @@ class Laboratory:
         return trainer
 
     def trials(self) -> list[Row]:
-        """Those finished so far. A line that a killed process left half written is no trial."""
+        """Those finished so far. A line that a killed process left half written is no trial, nor is one of no cost."""
         file = self.folder / TRIALS
         rows = []
         for line in file.read_text().splitlines() if file.exists() else ():
             try:
-                rows.append(json.loads(line))
-            except ValueError:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            seconds = row.get("seconds") if isinstance(row, dict) else None
+            if isinstance(seconds, int | float) and 0 <= seconds < math.inf:
+                rows.append(row)
         return rows
 
     def note(self, row: Row) -> None:

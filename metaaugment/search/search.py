@@ -14,7 +14,7 @@ from metaaugment.data import dataset
 from metaaugment.experiments.flags import check_agreement, flags
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
+from metaaugment.experiments.recipe import Recipe, check_kinds
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
@@ -78,8 +78,7 @@ def search(kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Con
             raise
         except ValueError:
             # It never began: what was wrong can be mended, and the same folder be named again.
-            if {file.name for file in folder.iterdir()} <= {SEARCH, run_folder.LOCK}:
-                (folder / SEARCH).unlink()
+            run_folder.give_up(folder, SEARCH)
             raise
         cost = cost_of(lab)
         published.write(policy, file, search=about | {"cost": cost, "commit": commit()})
@@ -108,6 +107,7 @@ def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place) -> tuple[
     try:
         values = run_folder.read_json(folder / SEARCH)
         found, set_then = Recipe.from_json(values["recipe"]), kind.settings(**values["settings"])
+        check_kinds("search", kind.settings, values["settings"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / SEARCH} is damaged: {error}; begin another search with --out") from None
     if (found.name, found.method) != (recipe.name, recipe.method):

@@ -1,21 +1,21 @@
 """Checkpoints: the last one and the one before it, each written whole or not at all."""
 
 import contextlib
-import json
 import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from metaaugment import sealed
-from metaaugment.training.folder import RECIPE
+from metaaugment.training.folder import RECIPE, write_json
 
 LAST = "checkpoint.safetensors"
 BEFORE = "checkpoint-before.safetensors"
@@ -23,6 +23,8 @@ LOOK = "look.safetensors"
 # Of the time of training, what is spent on checkpoints at most. A network of 36 M parameters takes half a second to
 # write, while an epoch of few images takes three.
 SHARE = 1 / 20
+# How long ago the last one may be within an epoch, in seconds: one of ImageNet takes long.
+WITHIN = 300.0
 
 
 class Checkpoints:
@@ -32,6 +34,7 @@ class Checkpoints:
         self.folder = folder
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[float] | None = None
+        self._began = time.monotonic()
         self._saved = -math.inf  # when
         self._took = 0.0  # to copy and to write
 
@@ -41,6 +44,11 @@ class Checkpoints:
         if self._writing is not None and self._writing.done():
             self.wait()
         return self._writing is None and time.monotonic() - self._saved >= self._took / SHARE
+
+    @property
+    def overdue(self) -> bool:
+        """Whether so much would be lost with this process that the end of the epoch is not waited for."""
+        return time.monotonic() - max(self._began, self._saved) >= WITHIN and self.due
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Copy a state and have it written; raises what went wrong with the one before."""
@@ -72,8 +80,13 @@ def _timed(write: Callable[..., None], *what: Any) -> float:
 def put(folder: Path, tree: Any, tensors: Mapping[str, Tensor]) -> None:
     """Put a new checkpoint in place; the last one is kept under another name.
 
+    What else is made of the same state comes before it: a run that is killed in between comes here again.
     `checkpoint.json` says to people where the run stands; the program never reads it.
     """
+    if tree.get("look"):
+        part = {name: tensor for name, tensor in tensors.items() if name.startswith("/look/")}
+        sealed.write(folder / LOOK, "look", tree["look"], part)
+    write_json(folder / "checkpoint.json", {k: v for k, v in tree.items() if isinstance(v, str | int | float)})
     last, before = folder / LAST, folder / BEFORE
     if last.exists():
         spare = folder / f".{BEFORE}.part"
@@ -83,12 +96,8 @@ def put(folder: Path, tree: Any, tensors: Mapping[str, Tensor]) -> None:
         except OSError:  # a file system without links
             shutil.copyfile(last, spare)
         spare.replace(before)
+        spare.unlink(missing_ok=True)  # between two names of one file, as a kill may leave them, nothing is replaced
     sealed.write(last, "checkpoint", tree, tensors)
-    if tree.get("look"):
-        part = {name: tensor for name, tensor in tensors.items() if name.startswith("/look/")}
-        sealed.write(folder / LOOK, "look", tree["look"], part)
-    plain = {key: value for key, value in tree.items() if isinstance(value, str | int | float)}
-    (folder / "checkpoint.json").write_text(json.dumps(plain, indent=2) + "\n")
 
 
 def load(folder: Path) -> dict[str, Any] | None:
@@ -114,9 +123,23 @@ def of_run(folder: Path) -> dict[str, Any]:
     return state
 
 
+@contextlib.contextmanager
+def understood(folder: Path) -> Iterator[None]:
+    """While a checkpoint is made use of: what cannot be, though its SHA-256 is right, is said as damage to the file."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except sealed.MALFORMED as error:
+        if isinstance(error, ValueError):
+            raise  # a sentence already
+        reason = f"does not fit together ({type(error).__name__}: {sealed.first_line(error)})"
+        raise sealed.Damaged(folder / LAST, reason, _way_out(folder)) from error
+
+
 def _way_out(folder: Path) -> str:
     before = folder / BEFORE
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, *sealed.MALFORMED):
         state = sealed.load(before, "checkpoint")
         return (
             f"the checkpoint before it is intact, after epoch {state['epoch']}; "

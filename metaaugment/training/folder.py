@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,14 @@ def new(folder: Path, what: str = "run") -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
+def give_up(folder: Path, first: str) -> bool:
+    """Where nothing has come of a run but its first file, take that back: the same folder can then be named again."""
+    nothing = {file.name for file in folder.iterdir()} <= {first, LOCK}
+    if nothing:
+        (folder / first).unlink(missing_ok=True)
+    return nothing
+
+
 @contextmanager
 def locked(folder: Path, by: str = "", patience: float = 0.0) -> Iterator[None]:
     """Nobody else trains into this folder meanwhile; a process that dies gives it free.
@@ -34,7 +43,9 @@ def locked(folder: Path, by: str = "", patience: float = 0.0) -> Iterator[None]:
         patience: seconds to wait for a process that may be dying.
     """
     until = time.monotonic() + patience
-    with (folder / LOCK).open("a") as lock:
+    lock = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT, 0o666)
+    _locks.add(lock)
+    try:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,10 +56,23 @@ def locked(folder: Path, by: str = "", patience: float = 0.0) -> Iterator[None]:
                         f"another process trains into {folder}; wait for it, or choose another --out"
                     ) from None
             time.sleep(0.1)
-        lock.truncate(0)
-        lock.write(by)
-        lock.flush()
+        os.truncate(lock, 0)
+        os.write(lock, by.encode())
         yield
+    finally:
+        if lock in _locks:
+            _locks.remove(lock)
+            os.close(lock)
+
+
+def _let_go() -> None:
+    """In a forked child: it shares the locks of its parent, and would keep them when that one is killed."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+_locks: set[int] = set()
+os.register_at_fork(after_in_child=_let_go)
 
 
 def last_locked(folder: Path) -> str | None:
@@ -64,7 +88,7 @@ def write_json(file: Path, value: Mapping[str, Any]) -> None:
 def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: it is no JSON ({error})") from None
     if not isinstance(value, dict):
         raise ValueError(f"{file} is damaged: it holds a {type(value).__name__}, not an object")

@@ -130,6 +130,9 @@ class Trainer:
             self._tell("stepped")
             if self.step < self.train.steps:
                 self._stop_if_asked(interruption)
+                # Several processes would have to agree on it, and their epochs are the shorter for it.
+                if world_size() == 1 and self.checkpoints.overdue:
+                    self.save()
         sums = self.sums.cpu()  # waits for the device
         self.seconds = time.perf_counter() - started
         return sums
@@ -234,10 +237,11 @@ class Trainer:
     def resume(self) -> bool:
         """Go on from the folder's checkpoint; False where it has none yet, and the run starts over."""
         state = first(lambda: checkpoint.load(self.folder))
-        if state is not None:
-            check_identity(self.folder / checkpoint.LAST, state["identity"], self.identity)
-            self.load_state_dict(state)
-        self.log.restore([] if state is None else state["log"])
+        with checkpoint.understood(self.folder):
+            if state is not None:
+                check_identity(self.folder / checkpoint.LAST, state["identity"], self.identity)
+                self.load_state_dict(state)
+            self.log.restore([] if state is None else state["log"])
         return state is not None
 
     def state_dict(self) -> dict[str, Any]:
@@ -318,6 +322,12 @@ def check_identity(file: Path, found: Mapping[str, Any], wanted: Mapping[str, An
             )
         if found.get(key) != wanted.get(key):
             raise ValueError(
-                f"{file} is of another run: its {key} is {found.get(key)!r}, not {wanted.get(key)!r}; "
+                f"{file} is of another run: its {key} is {_said(found.get(key))}, not {_said(wanted.get(key))}; "
                 "continue it with the settings it began with, or begin another run with --out"
             )
+
+
+def _said(value: object, most: int = 80) -> str:
+    """A value in a line: what another program wrote may be of any length."""
+    words = " ".join(repr(value).split())
+    return words if len(words) <= most else f"{words[:most]} …"

@@ -1,0 +1,200 @@
+"""The file of a learned policy: a sealed tree of θ, w, p and their source; `docs/policy-file.md` has the format."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from metaaugment import sealed
+from metaaugment.distributed import bare
+from metaaugment.networks import NETWORKS
+from metaaugment.networks import network as build_network
+from metaaugment.ops import SPACES, Space
+from metaaugment.policy import POLICIES, WRAPPERS, name_of
+from metaaugment.policy import build as build_policy
+from metaaugment.source import Source, space_hash
+from metaaugment.transformation import FLOAT_TYPES
+
+FORMAT = 1
+KIND = "policy"
+WAY_OUT = "take an intact copy of it, or export the policy again"
+# Fields of a source that stand in a file as they are, and all fields of a file.
+PLAIN = ("network", "num_classes", "channels", "mean", "std", "fill", "size", "layer")
+FIELDS = ("p", "policy", "theta", "w", *PLAIN, "space", "provenance")
+
+
+class Content(NamedTuple):
+    """What a file holds; θ and w as modules, or neither for p alone."""
+
+    p: Tensor
+    source: Source
+    policy: nn.Module | None
+    extractor: nn.Module | None
+    provenance: Mapping[str, Any]
+
+
+class Foreign(ValueError):
+    """An intact policy that something is missing for; the message says what would help."""
+
+
+def write(file: Path, content: Content, half: bool) -> None:
+    """Whole or not at all; with `half`, θ and w in float16."""
+    p, source, policy, extractor, provenance = content
+    tree = {
+        "format": FORMAT,
+        "p": p,
+        "policy": None,
+        "theta": {},
+        "w": {},
+        **{field: getattr(source, field) for field in PLAIN},
+        "space": {"name": source.space.name, "sha256": space_hash(source.space)},
+        "provenance": provenance,
+    }
+    if policy is not None and extractor is not None:
+        tree["policy"] = policy_name(policy)
+        tree["theta"] = _stored("theta", policy.state_dict(), half)
+        tree["w"] = _stored("w", extractor.state_dict(), half)
+    sealed.save(file, KIND, tree)
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[dict[str, Any]]:
+    """The tree of a file; what is wrong with it, or with what is made of it meanwhile, is said as damage to it."""
+    try:
+        tree = sealed.load(file, KIND)
+    except sealed.Damaged as error:
+        raise sealed.Damaged(file, error.reason, WAY_OUT) from None
+    except OSError as error:
+        raise sealed.Damaged(file, f"cannot be read ({error.strerror or error})", "give a policy file") from None
+    try:
+        yield tree
+    except Foreign as error:
+        raise sealed.Damaged(file, f"cannot be used here: {error}") from None
+    except sealed.MALFORMED as error:
+        raise sealed.Damaged(file, f"is no intact policy: {sealed.first_line(error)}", WAY_OUT) from error
+
+
+def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space | None) -> Content:
+    """What a tree says, with the network and the space of the user's own where it needs them."""
+    if not isinstance(tree, dict) or "format" not in tree:
+        raise ValueError("it does not say its format")
+    if tree["format"] != FORMAT:
+        raise Foreign(
+            f"it has format {tree['format']!r}, and this version of metaaugment reads {FORMAT}; use the version that "
+            "wrote it, or export the policy again"
+        )
+    if missing := [field for field in FIELDS if field not in tree]:
+        raise ValueError(f"the field {missing[0]!r} is missing")
+    values: dict[str, Any] = {name: tuple(tree[name]) if isinstance(tree[name], list) else tree[name] for name in PLAIN}
+    source = Source(**values, space=_space_of(tree["space"], space))
+    if tree["policy"] is None:
+        if tree["theta"] or tree["w"]:
+            raise ValueError("it has tensors of a policy, but no name of one")
+        if extractor is not None:
+            raise Foreign("it holds p alone, and looks through no network; leave extractor= away")
+        return Content(tree["p"], source, None, None, tree["provenance"])
+    policy = copied_policy(tree["policy"], tree["theta"], source.num_classes)
+    try:
+        network = copied_extractor(source, tree["w"], extractor)
+    except ValueError as error:
+        if extractor is None:
+            raise
+        raise Foreign(f"{error}; hand in the extractor that it was learned with") from None
+    return Content(tree["p"], source, policy, network, tree["provenance"])
+
+
+def _space_of(recorded: Mapping[str, str], given: Space | None) -> Space:
+    name, recorded_hash = recorded["name"], recorded["sha256"]
+    if given is None and name not in SPACES:
+        raise Foreign(f"unknown space {name!r}; hand it in with space=, or take one of {', '.join(SPACES)}")
+    space = SPACES[name] if given is None else given
+    if space_hash(space) != recorded_hash:
+        raise Foreign(
+            f"magnitudes meant something else when it was learned: its space {name!r} has the SHA-256 {recorded_hash}, "
+            f"and {space.name!r} here has {space_hash(space)}; use the version of metaaugment that wrote it"
+        )
+    return space
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+
+def policy_name(policy: nn.Module) -> str:
+    """The name in `POLICIES` of what a policy is."""
+    name = name_of(policy)
+    if name is not None:
+        return name
+    raise ValueError(
+        f"a policy of class {type(policy).__name__} has no place in a file; it holds {', '.join(POLICIES)}"
+    )
+
+
+def copied_policy(name: str, tensors: Mapping[str, Tensor], num_classes: int) -> nn.Module:
+    """A policy of this name, with copies of these tensors."""
+    if name not in POLICIES:
+        raise Foreign(f"unknown policy {name!r}; this version of metaaugment has {', '.join(POLICIES)}")
+    wrapped = any(name.startswith(prefix) for prefix in WRAPPERS)
+    weight = tensors.get("policy.feature.weight" if wrapped else "feature.weight")
+    if weight is None or weight.ndim != 2:
+        raise ValueError("the tensor feature.weight of the policy is missing, or no matrix")
+    with torch.device("meta"):  # without memory of its own
+        policy = build_policy(name, weight.shape[1], weight.shape[0], num_classes).float()
+    return _fitted(policy, tensors, "theta")
+
+
+def copied_extractor(source: Source, tensors: Mapping[str, Tensor], own: nn.Module | None) -> nn.Module:
+    """The network that a policy sees through, with copies of these tensors: a copy of the user's own one, or ours."""
+    if own is not None:
+        return _fitted(deepcopy(plain(own)).float(), tensors, "w")
+    if source.network is None:
+        raise Foreign("its extractor is a network of its user's own; hand it in with extractor=")
+    if source.network not in NETWORKS:
+        raise Foreign(
+            f"unknown network {source.network!r}; hand it in with extractor=, or take one of "
+            f"{', '.join(sorted(NETWORKS))}"
+        )
+    with torch.device("meta"):
+        network = build_network(source.network, source.num_classes, source.channels).float()
+    return _fitted(network, tensors, "w")
+
+
+def _fitted(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> nn.Module:
+    """The module with copies of these tensors, in float32, in the place of its own; they must be the ones it needs."""
+    needed = module.state_dict()
+    for name, own in needed.items():
+        if not isinstance(own, Tensor):
+            raise ValueError(f"{what}/{name} of the network is no tensor, and has no place in a file")
+        if not isinstance(found := tensors.get(name), Tensor):
+            raise ValueError(f"the tensor {what}/{name} is missing")
+        if found.shape != own.shape:
+            raise ValueError(f"the tensor {what}/{name} is {tuple(found.shape)}; it must be {tuple(own.shape)}")
+        if found.dtype != own.dtype and not (found.dtype in FLOAT_TYPES and own.is_floating_point()):
+            raise ValueError(f"the tensor {what}/{name} has dtype {found.dtype}; it must be {own.dtype}")
+    if unknown := sorted(tensors.keys() - needed.keys()):
+        raise ValueError(f"the tensor {what}/{unknown[0]} has no place in the network")
+    # Copies: a tensor that was read may be a view of the file, whatever becomes of that.
+    copies = {name: tensors[name].detach().to(own.dtype, copy=True) for name, own in needed.items()}
+    module.load_state_dict(copies, assign=True)
+    return module
+
+
+def _stored(what: str, state: Mapping[str, Tensor], half: bool) -> dict[str, Tensor]:
+    if not half:
+        return dict(state)
+    stored = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
+    for name, value in stored.items():
+        if not value.isfinite().all():
+            raise ValueError(
+                f"{what}/{name} holds {state[name].abs().max():g}, too large for half precision; save it without half"
+            )
+    return stored
+
+
+def plain(network: nn.Module) -> nn.Module:
+    """The network inside DistributedDataParallel and torch.compile."""
+    network = bare(network)
+    return getattr(network, "_orig_mod", network)

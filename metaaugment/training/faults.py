@@ -1,0 +1,34 @@
+"""Faults of the machine that end a run, in words: memory that is full, a process that was killed."""
+
+import re
+
+import torch
+
+GPU, MACHINE = "the memory of the GPU is full", "the memory of this machine is full"
+# How torch and the libraries below it say so, where they have no exception of its own for it.
+SIGNS = {
+    "CUDA error: out of memory": GPU,
+    "CUBLAS_STATUS_ALLOC_FAILED": GPU,
+    "CUDNN_STATUS_ALLOC_FAILED": GPU,
+    "DefaultCPUAllocator": MACHINE,
+    "Cannot allocate memory": MACHINE,
+}
+# torch's words for a process of its DataLoader that is gone.
+LOST = re.compile(r"^DataLoader worker \(.*?\) (?:is killed by signal: ([\w ]+)|exited unexpectedly)")
+
+
+def full_memory(error: BaseException) -> str | None:
+    """Which memory an error says is full; None where it says something else."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return GPU
+    if isinstance(error, MemoryError):
+        return MACHINE
+    return next((memory for sign, memory in SIGNS.items() if sign in str(error)), None)
+
+
+def lost_reader(error: BaseException) -> str | None:
+    """What has become of a process that reads images, where an error says that one is gone."""
+    found = LOST.search(str(error)) if isinstance(error, RuntimeError) else None
+    if found is None:
+        return None
+    return f"a process that reads images was killed ({found[1]})" if found[1] else "a process that reads images is gone"

@@ -1,0 +1,43 @@
+"""What a run comes to, to be compared bit for bit with what another one does; only their clocks may differ."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metaaugment import sealed
+from metaaugment.training import checkpoint
+from metaaugment.training.log import Row
+
+TIMES = ("seconds", "images_per_second")
+
+
+def timeless(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in TIMES}
+
+
+def rows(out: Path) -> list[Row]:
+    """The log without its clock."""
+    return [timeless(json.loads(line)) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def final(out: Path) -> dict[str, Any]:
+    state = sealed.load(out / checkpoint.LAST, "checkpoint")
+    return {key: value for key, value in state.items() if key not in ("seconds", "identity", "log")}
+
+
+def assert_same(one: Any, other: Any, path: str = "") -> None:
+    """Bit for bit, through a tree."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            assert_same(one[key], other[key], f"{path}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), path
+        for place, (mine, yours) in enumerate(zip(one, other, strict=True)):
+            assert_same(mine, yours, f"{path}/{place}")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    else:
+        assert one == other, path

@@ -1,0 +1,451 @@
+"""Faults of the machine in the middle of a run: one sentence, nothing lost up to the last checkpoint, and a way on."""
+
+import ast
+import errno
+import json
+import multiprocessing
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from metaaugment import sealed
+from metaaugment.training import checkpoint, folder
+from metaaugment.training.faults import full_memory, lost_reader
+from metaaugment.training.trainer import Trainer
+
+from commands import program
+from endings import assert_same, final, rows
+from trees import write_folder
+from users import ordinary_user
+
+Captured = pytest.CaptureFixture[str]
+PACKAGE = Path(__file__).parent.parent / "metaaugment"
+# Three epochs of four steps.
+DIGITS = ("train", "digits", "--size", "16", "--per-class", "20", "--batch", "50", "--epochs", "3", "--every", "2")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert program(*DIGITS, "--out", out) == 0
+    return out
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
+    """Has something happen behind a step, counted over all epochs, once."""
+    add = Trainer._add
+
+    def arrange(step: int, happens: Callable[[], object]) -> None:
+        left = [happens]
+
+        def add_and_more(trainer: Trainer, seen: Any) -> None:
+            add(trainer, seen)
+            if trainer.learner.steps == step and left:
+                trainer.checkpoints.settle()  # whichever was due is on the disk
+                left.pop()()
+
+        monkeypatch.setattr(Trainer, "_add", add_and_more)
+
+    return arrange
+
+
+def sentence(capsys: Captured, *args: object) -> str:
+    """What the program says as it ends on a fault: one sentence, and no traceback."""
+    capsys.readouterr()
+    assert program(*args) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("metaaugment: ")
+    assert len(said.strip().splitlines()) == 1, said
+    return said
+
+
+def advised(said: str) -> list[str]:
+    """The command that a sentence ends in."""
+    words = shlex.split(re.findall(r": metaaugment ([^;]*)", said)[-1])
+    assert "--resume" in words
+    return words
+
+
+def raises(error: BaseException) -> Callable[[], object]:
+    def raise_it() -> None:
+        raise error
+
+    return raise_it
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+FULL = {
+    "torch's allocator on a GPU": raises(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    "the driver of a GPU": raises(RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`")),
+    # The words of these are those of the installed versions: more than any machine has is asked for.
+    "torch on the CPU": lambda: torch.empty(2**60, dtype=torch.uint8),
+    "NumPy": lambda: np.empty(2**60, np.uint8),
+    "Python": lambda: bytearray(2**62),
+    "a process that cannot be started": raises(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))),
+}
+
+
+@pytest.mark.parametrize("where", FULL)
+def test_full_memory_is_one_sentence_and_the_run_goes_on(
+    where: str, undisturbed: Path, tmp_path: Path, capsys: Captured, at: Any
+) -> None:
+    at(6, FULL[where])
+    said = sentence(capsys, *DIGITS, "--out", tmp_path / "run")
+    memory = "the GPU" if "GPU" in where else "this machine"
+    assert f"the memory of {memory} is full with --batch 50 and --policy-batch 100; all up to the last check" in said
+    assert "or begin another run with less, and another --out" in said
+    assert program(*advised(said)) == 0
+    assert rows(tmp_path / "run") == rows(undisturbed)
+    assert_same(final(tmp_path / "run"), final(undisturbed))
+
+
+def test_the_settings_that_take_memory_are_those_of_the_run(tmp_path: Path, capsys: Captured, at: Any) -> None:
+    at(1, raises(MemoryError()))
+    flags = ("--copies", "3", "--out", tmp_path / "run")
+    assert "is full with --batch 50, --copies 3 and --policy-batch 100; " in sentence(capsys, *DIGITS, *flags)
+    at(1, raises(MemoryError()))
+    flags = ("--method", "baseline", "--out", tmp_path / "run")
+    assert "is full with --batch 50; " in sentence(capsys, *DIGITS, *flags)
+
+
+def test_full_memory_at_the_first_step_leaves_the_folder_to_a_smaller_run(
+    tmp_path: Path, capsys: Captured, at: Any
+) -> None:
+    at(1, raises(MemoryError()))
+    said = sentence(capsys, *DIGITS, "--out", tmp_path / "run")
+    assert said.endswith("begin again with less: nothing was trained yet\n")
+    assert program(*DIGITS, "--batch", "25", "--out", tmp_path / "run") == 0
+
+
+@pytest.mark.parametrize("command", [("report", "RUN"), ("export", "RUN", "FILE")])
+def test_full_memory_elsewhere(
+    command: tuple[str, ...], undisturbed: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed, "load", lambda *_: torch.empty(2**60, dtype=torch.uint8))
+    names = {"RUN": undisturbed, "FILE": tmp_path / "policy"}
+    monkeypatch.chdir(tmp_path)
+    assert "the memory of this machine is full; lower --batch," in sentence(
+        capsys, *(names.get(word, word) for word in command)
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fault_of_the_program_stays_one(tmp_path: Path, at: Any) -> None:
+    """Its traceback is what it can be mended by."""
+    at(6, raises(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        program(*DIGITS, "--out", tmp_path / "run")
+    assert full_memory(ValueError("batch")) is lost_reader(RuntimeError("DataLoader")) is None
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["baseline", "metaaugment"])
+def test_a_run_that_diverges_comes_to_its_end(method: str, tmp_path: Path, capsys: Captured) -> None:
+    """Its log is JSON, which has no word for what is no number, and the report says what it was."""
+    flags = ("--method", method, "--lr", "1e29", "--out", tmp_path / "run")
+    with pytest.warns(UserWarning, match="a gradient is not finite and has no effect"):
+        assert program(*DIGITS, *flags) == 0
+    assert "loss not finite" in capsys.readouterr().out
+    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    log = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert [row["epoch"] for row in log] == [1, 2, 3]
+    assert log[-1]["train_loss"] is None
+    assert log[-1]["skipped"] > 0
+    json.loads((tmp_path / "run" / "result.json").read_text(), parse_constant=pytest.fail)
+    assert program("report", tmp_path / "run", "--out", tmp_path / "report.html") == 0
+
+
+# -- what a run reads --------------------------------------------------------------------------------------------------
+
+# Three epochs of five steps.
+FILES = ("--network", "small-cnn", "--size", "16", "--batch", "8", "--epochs", "3", "--every", "2")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data") / "mine", {"cat": 30, "dog": 30}, side=24)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_files(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "files"
+    assert program("train", "folder", "--data", images, *FILES, "--workers", "0", "--out", out) == 0
+    return out
+
+
+# The program, one of whose readers is killed behind the eighth step, as the kernel does where memory is short.
+STRUCK = """
+import multiprocessing, os, signal, sys
+from metaaugment import cli
+from metaaugment.training.trainer import Trainer
+
+add = Trainer._add
+
+def add_and_strike(trainer, seen):
+    add(trainer, seen)
+    if trainer.learner.steps == 8:
+        trainer.checkpoints.settle()
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+        signal.pause()  # until its end is heard of
+
+Trainer._add = add_and_strike
+cli.main(sys.argv[1:])
+"""
+
+
+def test_a_reader_that_is_killed_is_one_sentence(images: Path, undisturbed_files: Path, tmp_path: Path) -> None:
+    words = [*FILES, "--data", str(images), "--workers", "2", "--out", str(tmp_path / "run")]
+    ended = subprocess.run([sys.executable, "-c", STRUCK, "train", "folder", *words], capture_output=True, text=True)
+    assert ended.returncode == 2, ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert (
+        "a process that reads images was killed (Killed), as happens where memory is short; all up to" in ended.stderr
+    )
+    command = advised(ended.stderr)
+    assert command[command.index("--workers") + 1] == "1"
+    assert program(*command) == 0
+    assert rows(tmp_path / "run") == rows(undisturbed_files)
+    assert_same(final(tmp_path / "run"), final(undisturbed_files))
+
+
+def test_a_reader_that_has_ended_unseen() -> None:
+    """As torch says it where its end was not heard of."""
+    error = RuntimeError("DataLoader worker (pid(s) 17, 18) exited unexpectedly with exit code 1. Details are lost")
+    assert lost_reader(error) == "a process that reads images is gone"
+
+
+def wait(ready: Connection) -> None:
+    ready.send(True)
+    ready.recv()
+
+
+def test_readers_do_not_keep_the_folder_of_a_run_that_was_killed(tmp_path: Path) -> None:
+    """They are forked while it is locked, and live on for some seconds."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    with folder.locked(tmp_path):
+        reader = context.Process(target=wait, args=(there,))
+        reader.start()
+        here.recv()
+        with pytest.raises(ValueError, match="another process trains into"), folder.locked(tmp_path):
+            pass
+    with folder.locked(tmp_path):
+        assert reader.is_alive()
+    here.send(True)
+    reader.join()
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_images_that_are_gone_in_mid_run(
+    workers: str, images: Path, undisturbed_files: Path, tmp_path: Path, capsys: Captured, at: Any
+) -> None:
+    """As with a disk that is unplugged; plugged in again, the run goes on."""
+    away = images.with_name("away")
+    # Within the second epoch, with readers that are ahead of it by less than what is left.
+    at(6, lambda: images.rename(away))
+    try:
+        train = ("train", "folder", "--data", images, *FILES, "--workers", workers)
+        said = sentence(capsys, *train, "--out", tmp_path / "run")
+    finally:
+        away.rename(images)
+    assert re.match(rf"metaaugment: {images}/\w+/\d+.png: No such file or directory; all up to the last che", said)
+    assert program(*advised(said)) == 0
+    assert rows(tmp_path / "run") == rows(undisturbed_files)
+    assert_same(final(tmp_path / "run"), final(undisturbed_files))
+
+
+def test_without_its_images_a_run_does_not_go_on(images: Path, tmp_path: Path, capsys: Captured, at: Any) -> None:
+    at(8, raises(MemoryError()))
+    command = advised(sentence(capsys, "train", "folder", "--data", images, *FILES, "--out", tmp_path / "run"))
+    away = images.with_name("away")
+    images.rename(away)
+    try:
+        assert str(images) in sentence(capsys, *command)
+    finally:
+        away.rename(images)
+
+
+# -- what a run writes to ----------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on(
+    undisturbed: Path, tmp_path: Path, capsys: Captured, at: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        at(6, lambda: patch.setattr(os, "fsync", lambda handle: raises(no_space)()))
+        said = sentence(capsys, *DIGITS, "--out", tmp_path / "run")
+    assert "No space left on device; all up to the last checkpoint is kept, go on when that is mended with: " in said
+    assert not list((tmp_path / "run").glob(".*.part"))
+    assert program(*advised(said)) == 0
+    assert_same(final(tmp_path / "run"), final(undisturbed))
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before it", "within it"])
+def test_a_folder_that_cannot_be_written_to(early: bool, undisturbed: Path, capsys: Captured, at: Any) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        out, wanted = Path(name) / "run", final(undisturbed)
+        Path(name).chmod(0o777)
+        if early:
+            Path(name).chmod(0o555)
+        at(6, lambda: [path.chmod(0o555) if path.is_dir() else path.chmod(0o444) for path in (out, *out.iterdir())])
+        with ordinary_user():
+            said = sentence(capsys, *DIGITS, "--out", out)
+            assert f"metaaugment: {out}" in said
+            assert "Permission denied" in said
+            if not early:
+                for path in (out, *out.iterdir()):
+                    path.chmod(0o755)
+                assert program(*advised(said)) == 0
+                assert_same(final(out), wanted)
+        Path(name).chmod(0o777)
+
+
+def test_a_folder_that_is_removed_under_a_run(tmp_path: Path, capsys: Captured, at: Any) -> None:
+    """There is nothing left to go on with, and nothing is said of it."""
+    at(6, lambda: (tmp_path / "run").rename(tmp_path / "elsewhere"))
+    said = sentence(capsys, *DIGITS, "--out", tmp_path / "run")
+    assert said.startswith(f"metaaugment: {tmp_path / 'run'}/")
+    assert said.endswith(": No such file or directory\n")
+
+
+@pytest.mark.parametrize("gone", ["log.jsonl", "look.safetensors", "checkpoint.json", ".lock", "checkpoint-before"])
+def test_files_that_a_run_can_do_without(
+    gone: str, undisturbed: Path, tmp_path: Path, capsys: Captured, at: Any
+) -> None:
+    at(10, raises(MemoryError()))
+    command = advised(sentence(capsys, *DIGITS, "--out", tmp_path / "run"))
+    for file in (tmp_path / "run").glob(f"{gone}*"):
+        file.unlink()
+    assert program(*command) == 0
+    assert rows(tmp_path / "run") == rows(undisturbed)
+    assert_same(final(tmp_path / "run"), final(undisturbed))
+    names = {file.name for file in undisturbed.iterdir()}
+    assert {file.name for file in (tmp_path / "run").iterdir()} == names
+
+
+def test_without_its_recipe_a_folder_is_no_run(tmp_path: Path, capsys: Captured, at: Any) -> None:
+    at(10, raises(MemoryError()))
+    command = advised(sentence(capsys, *DIGITS, "--out", tmp_path / "run"))
+    (tmp_path / "run" / "recipe.json").unlink()
+    assert "is no run: it has no recipe.json" in sentence(capsys, *command)
+
+
+# -- killed between two writes -----------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Nobody catches it."""
+
+
+@pytest.mark.parametrize("file", ["look.safetensors", "checkpoint.json", checkpoint.LAST, "result.json"])
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_killed_at_a_file_of_the_last_checkpoint(
+    file: str, done: bool, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was not written yet is written when it goes on: no later checkpoint would do it."""
+    write, out = sealed.write_atomically, tmp_path / "run"
+
+    def written(target: Path, content: Callable[[Path], object]) -> None:
+        dies = target.name == file and len(rows(out)) == 3
+        if done or not dies:
+            write(target, content)
+        if dies:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        for module in (sealed, folder):
+            patch.setattr(module, "write_atomically", written)
+        with pytest.raises(Killed):
+            program(*DIGITS, "--out", out)
+    assert program("train", "digits", "--resume", out) == 0
+    assert rows(out) == rows(undisturbed)
+    assert_same(final(out), final(undisturbed))
+    look, wanted = (sealed.load(one / "look.safetensors", "look") for one in (out, undisturbed))
+    assert_same(look, wanted)
+    stands = (out / "checkpoint.json").read_text()
+    assert re.sub(r"\"seconds.*", "", stands) == re.sub(
+        r"\"seconds.*", "", (undisturbed / "checkpoint.json").read_text()
+    )
+
+
+def test_killed_while_a_checkpoint_is_put_aside(undisturbed: Path, tmp_path: Path) -> None:
+    """Then the last one and the one before it are one file, which the system does not put in its own place."""
+    for name in (checkpoint.LAST, checkpoint.BEFORE):
+        os.link(undisturbed / checkpoint.LAST, tmp_path / name)
+    checkpoint.put(tmp_path, {"epoch": 4}, {})
+    assert (tmp_path / checkpoint.BEFORE).samefile(undisturbed / checkpoint.LAST)
+    assert {file.name for file in tmp_path.iterdir()} == {checkpoint.LAST, checkpoint.BEFORE, "checkpoint.json"}
+
+
+def test_a_long_epoch_has_checkpoints_within_it(
+    undisturbed: Path, tmp_path: Path, at: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "WITHIN", 0.0)
+    monkeypatch.setattr(checkpoint.Checkpoints, "due", property(lambda self: self.wait() is None))
+    at(7, raises(Killed()))
+    with pytest.raises(Killed):
+        program(*DIGITS, "--out", tmp_path / "run")
+    state = checkpoint.load(tmp_path / "run")
+    assert state is not None
+    assert (state["epoch"], state["step"]) == (1, 2), "only the step in flight is lost"
+    assert program("train", "digits", "--resume", tmp_path / "run") == 0
+    assert rows(tmp_path / "run") == rows(undisturbed)
+    assert_same(final(tmp_path / "run"), final(undisturbed))
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps_changes_nothing(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: Any
+) -> None:
+    """Back by a day at each look, as if somebody set it again and again; the run is stopped and goes on as well."""
+    now = [time.time()]
+
+    def jumping() -> float:
+        now[0] -= 86_400
+        return now[0]
+
+    monkeypatch.setattr(time, "time", jumping)
+    monkeypatch.setattr(time, "time_ns", lambda: int(jumping() * 1e9))
+    at(6, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert program(*DIGITS, "--out", tmp_path / "run") == 128 + signal.SIGTERM
+    assert program("train", "digits", "--resume", tmp_path / "run") == 0
+    assert rows(tmp_path / "run") == rows(undisturbed)
+    assert_same(final(tmp_path / "run"), final(undisturbed))
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert all(0 < row["seconds"] < 600 for row in log)
+
+
+# Where the time of day is asked for: it stands at the foot of a page.
+TIME_OF_DAY = {"report/page.py"}
+
+
+def test_nothing_is_decided_by_the_time_of_day() -> None:
+    """Durations and patience are measured by clocks that nobody sets."""
+    asks = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith(("time.time", "time.time_ns", "datetime.now", "datetime.utcnow"))
+    }
+    assert asks == TIME_OF_DAY
