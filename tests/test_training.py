@@ -99,7 +99,7 @@ def test_a_rehearsal_never_looks_at_the_test_set(tmp_path: Path, monkeypatch: py
     looks = []
     once = run.once
     monkeypatch.setattr(run, "once", lambda split, *more: looks.append(split) or once(split, *more))
-    train(tmp_path / "run", epochs=1, held_back=0.25, functions="singles")
+    train(tmp_path / "run", epochs=1, held_back=0.25, transformations="singles")
     whole, (held_back,) = dataset("digits", size=16), looks
     assert len(held_back) == 25
     rows = {tuple(row) for row in whole.val.images.flatten(1).tolist()}

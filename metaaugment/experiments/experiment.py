@@ -93,7 +93,7 @@ class Experiment:
         return learner, clipped(optimizer, recipe.policy_clip)
 
     def _random(self, before: Learner | None) -> tuple[Learner, None]:
-        singles = self.recipe.functions == "singles"
+        singles = self.recipe.transformations == "singles"
         sampler = FixedSampler(SingleSampler().probabilities) if singles else UniformSampler()
         return self.learner(sampler, UniformPolicy()), None
 

@@ -93,8 +93,8 @@ class Recipe:
     """Largest norm of their gradient."""
     alpha: float = 0.1
     """Where the inner step size starts."""
-    functions: Literal["pairs", "singles"] = "pairs"
-    """What a transformation is: two functions as in the paper, or one."""
+    transformations: Literal["pairs", "singles"] = "pairs"
+    """What is drawn for a sample: pairs of functions as in the paper, or single ones."""
     epsilon: float = 0.1
     """Share of uniform sampling in the distribution over transformations."""
     window: int = 50
@@ -138,7 +138,7 @@ class Recipe:
         for name, allowed in (
             ("dataset", DATASETS), ("network", NETWORKS), ("method", METHODS), ("route", ROUTES), ("space", SPACES),
             ("policy_optimizer", ("sgd", "adam")), ("policy_network", POLICIES), ("extractor", ("shared", "own")),
-            ("functions", SAMPLERS),
+            ("transformations", SAMPLERS),
         ):  # fmt: skip
             one_of(getattr(self, name), allowed, flag(name))
         self._refuse("split_seed", 0 <= self.split_seed < 2**32, f"0 to {2**32 - 1}")

@@ -100,7 +100,7 @@ CHANGED = (
 # What might learn more than the paper's: a wider space, where more has to be weighed; one function instead of two; more
 # to see; weights by the predicted alignment; all the validation images that there are, in each update.
 WIDE: dict[str, Any] = {"space": "trivialaugment-wide"}
-SINGLE: dict[str, Any] = {**WIDE, "functions": "singles"}
+SINGLE: dict[str, Any] = {**WIDE, "transformations": "singles"}
 PREDICTING: dict[str, Any] = {"policy_network": "regressing-exponential-clue-policy", "policy_batch": 1000}
 LEARNERS: dict[str, dict[str, Any]] = {
     "fast": {},
