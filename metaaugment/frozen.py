@@ -89,12 +89,13 @@ class Eyes(Frozen):
                 logits = self.network(inputs.to(like.dtype))
         except (RuntimeError, AssertionError) as error:
             height, width = inputs.shape[-2:]
-            if (height, width) == self.size or isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, torch.OutOfMemoryError):
                 raise
-            raise ValueError(
-                f"the policy's extractor fails on images of {height} by {width} pixels ({first_line(error)}); it was "
-                f"learned with {self.size[0]} by {self.size[1]}: resize the images, or use policy.sampler_only()"
-            ) from error
+            way = f"learned with {self.size[0]} by {self.size[1]}: resize the images, or use policy.sampler_only()"
+            if (height, width) == self.size:
+                way = "said to be learned with just these: use policy.sampler_only()"
+            reason = f"the policy's extractor fails on images of {height} by {width} pixels ({first_line(error)})"
+            raise ValueError(f"{reason}; it was {way}") from error
         return self.features.take(), logits
 
 

@@ -3,9 +3,11 @@
 Nothing in such a file is executed. Writing is atomic: whoever reads sees the old file or the new one, never a part.
 """
 
+import errno
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ try:
 except ImportError:  # Windows, which cannot open a folder either
     fcntl = None
 
+PATIENCE = 120.0  # seconds that a writer waits for another one of the same folder
 TENSOR = "@tensor"  # the key under which a tensor's name stands in its place
 # What reading a tree of the wrong form may raise.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
@@ -121,14 +124,27 @@ def _alone_in(folder: Path) -> Iterator[None]:
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        _wait_for(handle)
         yield
         os.fsync(handle)
     finally:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_UN)  # closing it is not enough, where a child that was forked has it too
         os.close(handle)
+
+
+def _wait_for(handle: int) -> None:
+    assert fcntl is not None
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise OSError(errno.EBUSY, f"another process has been writing there for {PATIENCE:g} s") from None
+            time.sleep(0.01)
+        except OSError:  # a file system without locks
+            return None
 
 
 def _digest(tensors: Mapping[str, Tensor], state: str) -> str:

@@ -206,7 +206,7 @@ class LearnedPolicy:
             f"space        {self.space.name}, sha256 {space_hash(self.space)}",
         ]
         p = self.probabilities.cpu()
-        order = p.flatten().argsort(descending=True, stable=True).tolist()
+        order = [pair for pair in p.flatten().argsort(descending=True, stable=True).tolist() if p.flatten()[pair] > 0]
         names = [op.name for op in PAPER_OPS]
         for title, pairs in (("likeliest", order[:5]), ("least likely", order[-5:])):
             shown = (f"{names[pair // K]} + {names[pair % K]} {p.flatten()[pair]:.3%}" for pair in pairs)

@@ -390,7 +390,7 @@ def sized(content: bytes, width: int, height: int) -> bytes:
     if content.startswith(b"BM"):
         return content[:18] + struct.pack("<II", width, height) + content[26:]
     if content.startswith(b"P") and content[2:3] == b"\n":
-        kind, _, rest = content.split(b"\n", 2)
+        kind, _, rest = (*content.split(b"\n", 2), b"", b"")[:3]
         return b"%s\n%d %d\n%s" % (kind, width, height, rest)
     if content[8:16] == b"WEBPVP8X":
         return (

@@ -294,3 +294,32 @@ def test_in_memory_nothing_is_copied_where_it_lies_already() -> None:
     moved = on_device(split, CPU)
     assert isinstance(moved, Images)
     assert moved.images.data_ptr() == split.images.data_ptr()
+
+
+# -- processes that read ----------------------------------------------------------------------------------------------
+
+
+def test_shared_memory_that_is_full_is_said(files: ImageFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handed over by a thread of the worker, it would end in nothing, and be waited for for ever."""
+
+    def full(tensor: Tensor) -> Tensor:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(Tensor, "share_memory_", full)
+    with pytest.raises(OSError, match=r"shared memory is full, .* fewer --workers") as raised:
+        take(shuffled(files, reader=Reader(1)), 1)
+    assert raised.value.filename == "/dev/shm"
+    assert len(take(shuffled(files), 1)) == 1  # which needs none
+
+
+@pytest.mark.parametrize(
+    ("workers", "part", "expected"),
+    [(16, 1 / 9, (14, 2)), (16, 2 / 3, (5, 11)), (1, 0.1, (1, 1)), (0, 0.5, (0, 0))],
+)
+def test_readers_are_shared_out(workers: int, part: float, expected: tuple[int, int]) -> None:
+    whole = Reader(workers, skip=True)
+    both = whole.shared_out(part)
+    assert tuple(reader.workers for reader in both) == expected
+    both[1].unreadable.add("a file")
+    assert whole.unreadable == both[0].unreadable == {"a file"}
+    assert all(reader.skip for reader in both)

@@ -137,8 +137,15 @@ def test_a_rehearsal_has_validation_images_for_its_test() -> None:
     assert {tuple(row) for row in together.tolist()} == {tuple(row) for row in whole.val.images.flatten(1).tolist()}
     assert torch.equal(half.test.labels, whole.rehearsal(0.5, 0).test.labels)
     assert half.fingerprint() not in (whole.fingerprint(), whole.rehearsal(0.5, 1).fingerprint())
-    with pytest.raises(ValueError, match=r"0\.001 of 100 validation images is 0; at least one must be held back"):
+    with pytest.raises(
+        ValueError, match=r"--held-back is 0\.001, by which the 10 validation images of class 0 are not"
+    ):
         whole.rehearsal(0.001, 0)
+    one_each = replace(
+        whole, val=whole.val.take(torch.stack([(whole.val.labels == c).nonzero()[0, 0] for c in range(10)]))
+    )
+    with pytest.raises(ValueError, match=r"the 1 validation images of class \d are not divided"):
+        one_each.rehearsal(0.5, 0)
 
 
 def test_splits_are_the_seeds() -> None:

@@ -210,6 +210,21 @@ cli.main(sys.argv[1:])
 """
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(104, "Connection reset by peer"),
+        EOFError(),
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
+        RuntimeError("Caught RuntimeError in pin memory thread.\nDataLoader worker (pid(s) 7, 8) exited unexpectedly"),
+    ],
+)
+def test_a_reader_that_is_lost_in_any_way_is_recognised(error: Exception) -> None:
+    """By what torch was doing just then."""
+    assert "a process that reads images" in (lost_reader(error) or "")
+    assert lost_reader(FileNotFoundError(2, "No such file", "a.png")) is None
+
+
 def test_a_reader_that_is_killed_is_one_sentence(images: Path, undisturbed_files: Path, tmp_path: Path) -> None:
     words = [*FILES, "--data", str(images), "--workers", "2", "--out", str(tmp_path / "run")]
     ended = subprocess.run([sys.executable, "-c", STRUCK, "train", "folder", *words], capture_output=True, text=True)

@@ -129,6 +129,17 @@ def test_a_checkpoint_that_does_not_fit_together_is_damage(
             read(folder)
 
 
+def test_a_policy_may_name_images_that_its_own_extractor_cannot_see(seeds: Seeds, tmp_path: Path) -> None:
+    """It was torch's RuntimeError where it is used."""
+    state, tensors = opened(seeds.file(POLICY))
+    state["tree"]["size"] = [1, 16]
+    (tmp_path / POLICY).write_bytes(seal(json.dumps(state), tensors))
+    policy = LearnedPolicy.load(tmp_path / POLICY)
+    labels = torch.zeros(2, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"fails on images of 1 by 16 pixels .* said to be learned with just these"):
+        policy.augment(torch.zeros(2, policy.source.channels, 1, 16, dtype=torch.uint8), labels)
+
+
 def test_a_policy_is_refused_in_a_line(seeds: Seeds, tmp_path: Path) -> None:
     """Whatever it has: here p stands where the name of a space should."""
     state, tensors = opened(seeds.file(POLICY))
@@ -223,6 +234,7 @@ def test_a_diagnosis_has_numbers_that_can_be_said(changes: dict[str, Any]) -> No
     "changes",
     [
         {"test_accuracy": "0.9"},
+        {"seconds": 10**400},
         {"epochs": [2]},
         {"seconds": None},
         {"images_per_second": float("nan")},

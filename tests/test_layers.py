@@ -12,9 +12,9 @@ LAYERS = (
     ("cli", "integrations", "report", "bench", "search"),
     ("experiments",),
     ("training",),
-    ("transfer", "policy_file", "source"),
-    ("baselines", "data", "networks"),
-    ("learner", "capture", "observation", "sealed", "frozen"),
+    ("transfer", "policy_file", "source", "frozen"),
+    ("baselines", "data", "networks", "sealed"),
+    ("learner", "capture", "observation"),
     ("hypergradient", "policy", "sampler", "features", "replay", "batch_norm"),
     ("embedding", "transformation", "ops", "distributed"),
 )

@@ -126,7 +126,7 @@ def test_a_half_written_run(tmp_path: Path) -> None:
     run = runs.read(folder)
     assert run.epochs.tolist() == [1, 2, 3]
     assert "line 4 of log.jsonl cannot be read as a row, and is left out" in run.missing
-    assert "it is not finished: 3 of 9 epochs are done, and there is no test accuracy yet" in run.missing
+    assert "it is not finished: 3 of 9 epochs are done, and there is no accuracy at its end yet" in run.missing
     assert any(sentence.startswith("look.safetensors is cut off or damaged") for sentence in run.missing)
 
 
@@ -257,16 +257,36 @@ def test_weights_by_function_and_magnitude_by_hand() -> None:
     rotate, color = INDEX["Rotate"], INDEX["Color"]
     seen = seen_of([1.0, 3.0, 0.5, 0.7], [rotate, rotate, color, rotate], [1.0, 1.5, 5.0, 10.0], [0, 0, 1, 1])
     means = preferences.by_function(seen)
-    assert set(means) == {rotate, color, INDEX["Identity"]}
+    assert set(means) == {rotate, color}, "single functions are drawn; Identity behind them is none"
     assert means[rotate].weight == pytest.approx(4.7 / 3)
-    assert means[INDEX["Identity"]].count == 4
     by_magnitude = preferences.by_magnitude(seen, rotate)
     assert [mean.count for mean in by_magnitude] == [2, 0, 0, 0, 1]
     assert by_magnitude[0].weight == 2
     assert by_magnitude[0].error == pytest.approx(1)
+    seen.transformation.second[0] = color
+    assert preferences.by_function(seen)[color].weight == pytest.approx(0.75)
     words = learned.weight_by_magnitude(seen, [rotate, INDEX["Identity"]]).words
     assert "Rotate: mean weight by magnitude 0 to 2 2.00, 8 to 10 0.70, of 3 samples" in words
-    assert "Identity: mean weight 1.30 of 4 samples, it takes no magnitude" in words
+    assert "Identity: mean weight 1.40 of 3 samples, it takes no magnitude" in words
+
+
+def test_single_functions_are_shown_as_such(tmp_path: Path) -> None:
+    """Whose pairs with another second function than Identity are not drawn less often: they are no choice at all."""
+    p, q = np.zeros((14, 14)), np.zeros((14, 14))
+    p[:, INDEX["Identity"]], q[:, INDEX["Identity"]] = np.arange(1, 15) / 105, np.arange(14, 0, -1) / 105
+    correlation, shared = comparison.likeness(p, q)
+    assert correlation == pytest.approx(-1)
+    assert shared == pytest.approx(1 - np.abs(np.arange(1, 15) - np.arange(14, 0, -1)).sum() / 210)
+    words = learned.marginals(p, 3).words
+    assert "Identity 1.87" in words
+    assert "As the second" not in words
+    folder = write_run(tmp_path / "run")
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    rows = [row | {"probabilities": p.tolist()} for row in rows]
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    content = Report.of([folder]).html()
+    assert "Functions by how often they are drawn" in content
+    assert "How often each pair of functions is drawn" not in content
 
 
 def test_weights_by_class_are_relative_to_the_function() -> None:

@@ -491,6 +491,17 @@ def test_whoever_reads_meanwhile_sees_the_old_or_the_new(file: Path) -> None:
     assert sealed.load(file, "test")["n"] == generations
 
 
+def test_a_writer_that_never_ends_is_not_waited_for_for_ever(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "PATIENCE", 0.05)
+    with (
+        sealed._alone_in(file.parent),
+        pytest.raises(OSError, match="another process has been writing there") as raised,
+    ):
+        sealed.save(file, "test", {})
+    assert raised.value.filename == str(file)
+    sealed.save(file, "test", {})
+
+
 def test_without_locks_files_are_written_all_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows."""
     monkeypatch.setattr(sealed, "fcntl", None)

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import pytest
 from rich.console import Console
 
-import metaaugment.search.search as searching
 from metaaugment import cli
 from metaaugment.baselines import published
 from metaaugment.baselines.found import Function
 from metaaugment.baselines.schedule import Schedule
 from metaaugment.baselines.sub_policies import SubPolicies
 from metaaugment.data import DataSet, dataset
+from metaaugment.experiments import experiment
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
@@ -272,7 +272,7 @@ def test_a_search_without_validation_images(tmp_path: Path, monkeypatch: pytest.
         data = dataset(*args, **options)
         return replace(data, val=data.val.take(data.val.labels[:0]))
 
-    monkeypatch.setattr(searching, "dataset", without)
+    monkeypatch.setattr(experiment, "dataset", without)
     with pytest.raises(ValueError, match="digits has no validation images, which a search judges by"):
         search(finder(), recipe(), Settings(), Place(out=tmp_path / "s"), QUIET)
     assert not (tmp_path / "s").exists()

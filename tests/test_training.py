@@ -18,6 +18,7 @@ from rich.console import Console
 from metaaugment import sealed
 from metaaugment.data import dataset
 from metaaugment.experiments import experiment, run
+from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.training import checkpoint
@@ -107,6 +108,17 @@ def test_a_rehearsal_never_looks_at_the_test_set(tmp_path: Path, monkeypatch: py
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert not any(key.startswith("test") for key in result)
     assert 25 * result["held_back_accuracy"] == pytest.approx(round(25 * result["held_back_accuracy"]))
+
+
+def test_a_policy_that_has_seen_what_is_held_back_is_refused(uninterrupted: Path, tmp_path: Path) -> None:
+    file = tmp_path / "policy.safetensors"
+    learned_policy(uninterrupted).save(file)
+    with pytest.raises(
+        ValueError, match=r"--held-back is 0\.5, but --policy .* was learned on digits with 0, and has seen"
+    ):
+        train(tmp_path / "run", policy=file, held_back=0.5)
+    assert not (tmp_path / "run").exists()
+    train(tmp_path / "run", policy=file, epochs=1)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(uninterrupted: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Mini-batches in an order that is a function of the seed alone: the place in the data is one number, the step."""
 
+import errno
 import hashlib
 import itertools
 import multiprocessing
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from metaaugment.data.files import CorruptImage, ImageFiles
 from metaaugment.data.images import Images
@@ -21,6 +22,7 @@ from metaaugment.distributed import share, world_size
 
 Batch = tuple[Tensor, Tensor]
 EVALUATION_BATCH = 1000
+SHARED = "have fewer --workers, a smaller batch, or a larger one (of a container: --shm-size)"
 
 
 def derived_seed(*numbers: int) -> int:
@@ -40,6 +42,16 @@ class Reader:
         self.workers = workers
         self.skip = skip
         self.unreadable: set[str] = set()
+
+    def shared_out(self, part: float) -> tuple["Reader", "Reader"]:
+        """Two readers that have the workers of this one together, the second about this part of them, and its account
+        of unreadable files."""
+        second = max(1, round(part * self.workers))
+        both = Reader(max(1, self.workers - second), self.skip), Reader(second, self.skip)
+        for reader in both:
+            reader.workers = reader.workers if self.workers else 0
+            reader.unreadable = self.unreadable
+        return both
 
     def batches(self, views: Any, indices: Any, device: torch.device, full: bool = False) -> Iterator[Batch]:
         """Batches of views; with `full`, others of the batch stand in for those that are left out."""
@@ -62,7 +74,8 @@ class Reader:
                     raise CorruptImage(problem)
                 self.unreadable.add(problem)
             if full and not readable:
-                raise CorruptImage(f"no image of a whole mini-batch can be read; the first of them: {problems[0]}")
+                why = str(problems[0]).split("; remove it")[0]  # or skip it: that is what is being done
+                raise CorruptImage(f"no image of a whole mini-batch can be read; the first of them: {why}")
             if readable:
                 images, labels = readable
                 yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -160,7 +173,14 @@ def _stacked(views: list[View], full: bool = False) -> tuple[Batch | tuple[()], 
         return (), problems
     if full:
         readable = list(itertools.islice(itertools.cycle(readable), len(views)))
-    return (torch.stack([image for image, _ in readable]), torch.tensor([label for _, label in readable])), problems
+    images, labels = torch.stack([image for image, _ in readable]), torch.tensor([label for _, label in readable])
+    if get_worker_info() is not None:
+        try:
+            images.share_memory_()  # here, as a failure in the thread that hands it over would be heard by nobody
+        except RuntimeError:
+            needed = f"{images.nbytes / 2**20:,.0f} MiB for each mini-batch that is read ahead"
+            return (), [OSError(errno.ENOSPC, f"shared memory is full, which takes {needed}: {SHARED}", "/dev/shm")]
+    return (images, labels), problems
 
 
 _stacked_in_full = partial(_stacked, full=True)

@@ -45,11 +45,14 @@ class DataSet:
         """The same without its test images, for which a share of the validation images of each class stands in."""
         sizes = torch.bincount(self.val.labels, minlength=self.num_classes).tolist()
         held_back, left = split(self.val.labels, seed, apportion(round(share * len(self.val)), sizes))
-        if not len(held_back) or not len(left):
-            raise ValueError(
-                f"{share:g} of {len(self.val)} validation images is {len(held_back)}; at least one must be held back, "
-                "and one be left"
-            )
+        for part in (held_back, left):
+            kept = torch.bincount(self.val.labels[part], minlength=self.num_classes).tolist()
+            for name, size, count in zip(self.classes, sizes, kept, strict=True):
+                if size and not count:
+                    raise ValueError(
+                        f"--held-back is {share:g}, by which the {size} validation images of class {name} are not "
+                        "divided: some must be held back, and some be left; choose nearer to 0.5, or hold out more"
+                    )
         note = f"{len(held_back):,} validation images stand in for the test images, which are not looked at"
         return replace(self, val=self.val.take(left), test=self.val.take(held_back), note=f"{self.note}; {note}")
 

@@ -194,15 +194,35 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
             raise ValueError(f"--policy {recipe.policy} is a policy of {system}; say --method {system}")
         policy = LearnedPolicy.load(recipe.policy).to(device)
     with console.status(f"reading {recipe.dataset}"):
-        data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
-    if recipe.held_back:
-        data = data.rehearsal(recipe.held_back, recipe.split_seed)
+        data = data_of(recipe, place)
+    if policy is not None and recipe.held_back:
+        _check_unseen(recipe, policy)
     if policy is not None and policy.source.channels != data.channels:
         raise ValueError(
             f"--policy {recipe.policy} was learned on images of {policy.source.channels} channels, "
             f"but {data.name} has {data.channels}"
         )
     return replace(assemble(recipe, data, device, console, dtype), policy=policy, found=found, policy_name=name)
+
+
+def data_of(recipe: Recipe, place: Place) -> DataSet:
+    """The images that a recipe trains on and is judged by."""
+    data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
+    return data.rehearsal(recipe.held_back, recipe.split_seed) if recipe.held_back else data
+
+
+def _check_unseen(recipe: Recipe, policy: LearnedPolicy) -> None:
+    """Refuse a policy that has learned from the images that it would be judged by."""
+    learned = policy.provenance.get("recipe")
+    if not isinstance(learned, dict) or learned.get("dataset") != recipe.dataset:
+        return
+    found = learned.get("held_back", 0.0), learned.get("split_seed", 0)
+    if found != (recipe.held_back, recipe.split_seed):
+        raise ValueError(
+            f"--held-back is {recipe.held_back:g}, but --policy {recipe.policy} was learned on {recipe.dataset} with "
+            f"{found[0]:g}, and has seen images that are held back now; take one that was learned with "
+            f"--held-back {recipe.held_back:g} --split-seed {recipe.split_seed}"
+        )
 
 
 def assemble(

@@ -160,6 +160,8 @@ class Recipe:
         sees_more = self.policy_network.endswith(("clue-policy", "label-policy"))
         self._refuse("extractor", self.extractor == "shared" or not sees_more,
                      f"shared for {self.policy_network}, which sees how sure the task network is")  # fmt: skip
+        self._refuse("transformations", self.transformations == "pairs" or self.method == "metaaugment",
+                     f"pairs for --method {self.method}, which draws its own")  # fmt: skip
         self._refuse("held_back", 0 <= self.held_back < 1, "a share of 0 or more, and less than 1")
         self._refuse("epsilon", 0 <= self.epsilon <= 1, "a share in [0, 1]")
         self._refuse("nesterov", not self.nesterov or self.momentum > 0, "with --momentum above 0 only")

@@ -1,6 +1,5 @@
 """Results: one file a finished run, and RESULTS.md, which is made of nothing else."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from metaaugment.training import folder as run_folder
 from metaaugment.training.progress import duration
 
 Result = dict[str, Any]
+MOST = 1e15  # of any figure of a run: what is larger was never measured
 
 
 def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
@@ -29,7 +29,7 @@ def _result(file: Path) -> Result:
     result = run_folder.read_json(file)
     for key in (judge(result), "epochs", "seconds", "images_per_second"):
         value = result.get(key)
-        if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if not isinstance(value, int | float) or not 0 <= value < MOST:
             raise ValueError(f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a number; take an intact copy")
     machine, beside = result.get("machine"), result.get("side_by_side", 1)
     told = isinstance(machine, dict) and "hardware" in machine and "commit" in result
@@ -48,9 +48,10 @@ def markdown(folder: Path) -> str:
     lines = [
         "# Results",
         "",
-        "Made by `metaaugment reproduce` from the files under `results/`, one a run; nothing is typed by hand. Test",
-        "accuracy in percent after the last epoch, mean ± standard deviation over seeds. Time is that of training;",
-        "where several runs shared a GPU it says how many, and is not the time of a run alone.",
+        "Made by `metaaugment reproduce` from the files under `results/`, one a run; nothing is typed by hand.",
+        "Accuracy in percent after the last epoch, on the test images but for rehearsals, mean ± standard deviation",
+        "over seeds. Time is that of training; where several runs shared a GPU it says how many, and is not the time",
+        "of a run alone.",
     ]
     for row, entries in read(folder).items():
         title = ROWS[_recipe(row)].table if _recipe(row) in ROWS else "not in the paper"

@@ -80,7 +80,7 @@ def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
             raise ValueError(
                 f"{why}; leave it out, and go on, with: {place.command(recipe.name, out, corrupt='skip')}"
             ) from None
-        except (OSError, MemoryError, RuntimeError) as error:
+        except (OSError, MemoryError, RuntimeError, EOFError) as error:
             if (sentence := _in_words(error, recipe, place, out)) is None:
                 raise
             raise sentence from None
@@ -146,10 +146,15 @@ def trainer(
 ) -> Trainer:
     """What trains an experiment; through other phases than its method's where some are given."""
     recipe, data, device = experiment.recipe, experiment.data, experiment.device
+    beside = recipe.policy_batch / recipe.every  # validation images of a step
+    if recipe.method == "metaaugment" and recipe.policy is None:
+        reader, for_policy = reader.shared_out(beside / (beside + recipe.batch))
+    else:
+        for_policy = reader
     batches = Batches(on_device(data.train, device), recipe.batch, derived_seed(recipe.seed, ORDER), device, reader)
     validation = Batches(
         on_device(data.val, device), min(recipe.policy_batch, len(data.val)),
-        derived_seed(recipe.seed, VALIDATION_ORDER), device, reader,
+        derived_seed(recipe.seed, VALIDATION_ORDER), device, for_policy,
     )  # fmt: skip
     looked_at = Batches(batches.split, recipe.batch, derived_seed(recipe.seed, LOOKS), device, Reader(0, reader.skip))
     digits = place.precision or ("bf16" if device.type == "cuda" else "float32")

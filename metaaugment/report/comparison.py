@@ -79,6 +79,7 @@ def table(together: Sequence[Group]) -> list[Line]:
     for group in together:
         runs = group.runs
         test = [100 * run.test_accuracy for run in runs if run.test_accuracy is not None]
+        held_back = [100 * run.held_back_accuracy for run in runs if run.held_back_accuracy is not None]
         last = [100 * values[-1] for run in runs if len(values := _finite(run.values("val_accuracy")))]
         seeds = {printable(run.recipe.get("seed", "?")) for run in runs}
         cost, why = _cost(group, together)
@@ -86,7 +87,7 @@ def table(together: Sequence[Group]) -> list[Line]:
         lines.append(
             Line(
                 group.label,
-                spread(test) if test else "–",
+                spread(test) if test else f"none; {spread(held_back)} on what was held back" if held_back else "–",
                 spread(last) if last else "–",
                 f"{len(runs)}" + (" (some twice)" if len(runs) > len(seeds) else ""),
                 _epochs(runs),
@@ -151,8 +152,8 @@ def _finite(values: np.ndarray) -> np.ndarray:
 class Likeness:
     """How alike the distributions over pairs of functions of two groups are, over all pairs of their runs.
 
-    `correlation` is that of the 196 probabilities; `shared` is the share of draws that both distributions make alike,
-    one less half of Σ|p − q|.
+    `correlation` is that of the probabilities of pairs that one of them draws; `shared` is the share of draws that both
+    distributions make alike, one less half of Σ|p − q|.
     """
 
     one: str
@@ -166,6 +167,8 @@ def likeness(p: np.ndarray, q: np.ndarray) -> tuple[float, float]:
     """Correlation and shared draws of two distributions; NaN where one is uniform, which correlates with nothing."""
     p, q = p.flatten() / p.sum(), q.flatten() / q.sum()
     shared = 1 - float(np.abs(p - q).sum()) / 2
+    drawn = (p > 0) | (q > 0)  # single functions have no place in most of the pairs, and agree on nothing by that
+    p, q = p[drawn], q[drawn]
     if min(p.std(), q.std()) < 1e-9:
         return math.nan, shared
     return float(np.corrcoef(p, q)[0, 1]), shared

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from metaaugment.ops import MAX_MAGNITUDE, OPS, PAPER_OPS
 from metaaugment.report import figures
 from metaaugment.report.picture import COLORS, INK, Picture, drawn, tint
-from metaaugment.report.preferences import BINS, Mean, by_class, by_function, by_magnitude, extremes, ranked
+from metaaugment.report.preferences import BINS, Mean, by_class, by_function, by_magnitude, extremes, ranked, single
 from metaaugment.report.seen import Seen
 from metaaugment.training.look import CONTRASTS
 
@@ -29,16 +29,17 @@ def distribution(p: np.ndarray, epoch: int) -> Picture:
 def marginals(p: np.ndarray, epoch: int) -> Picture:
     """How often each function is drawn as the first and as the second."""
     p = p / p.sum()
-    parts = {"first": p.sum(1) * len(p), "second": p.sum(0) * len(p)}
-    order = np.argsort(parts["first"] + parts["second"], kind="stable")
+    parts = {"first": p.sum(1) * len(p)} | ({} if single(p) else {"second": p.sum(0) * len(p)})
+    order = np.argsort(sum(parts.values()), kind="stable")
     figure = Figure(figsize=(4.4, 3.5), layout="constrained")
     axes = figure.subplots()
-    for name, face, color in (("first", COLORS[0], COLORS[0]), ("second", "none", COLORS[1])):
+    for name, face, color in zip(parts, (COLORS[0], "none"), COLORS, strict=False):
         axes.plot(parts[name][order], range(len(p)), "o", markerfacecolor=face, color=color, label=name, markersize=5)
     axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(p)), [NAMES[place] for place in order])
     axes.grid(axis="x", visible=False)
-    figure.legend(loc="outside lower center", ncols=2, title="drawn as the", title_fontsize=8, fontsize=8)
+    if len(parts) > 1:
+        figure.legend(loc="outside lower center", ncols=2, title="drawn as the", title_fontsize=8, fontsize=8)
     title = "Functions by how often they are drawn"
     axes.set(title=title, xlabel="multiple of the uniform probability")
     words = " ".join(

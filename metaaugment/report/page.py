@@ -21,7 +21,7 @@ from metaaugment.report.comparison import Group, alike, groups, table
 from metaaugment.report.concerns import concerns
 from metaaugment.report.figures import describe
 from metaaugment.report.picture import ABOVE, BELOW, COLORS, Picture, tint
-from metaaugment.report.preferences import by_function, extremes
+from metaaugment.report.preferences import by_function, extremes, single
 from metaaugment.report.runs import Run
 from metaaugment.report.seen import Seen, printable
 from metaaugment.sealed import write_atomically
@@ -53,7 +53,7 @@ class Policy:
     def map(self) -> dict[str, Any] | None:
         """p_{j,k} of all epochs as multiples of uniform in thousandths, for the slider, and the last one drawn."""
         epochs, p = self.run.distributions
-        if not len(epochs):
+        if not len(epochs) or single(p[-1]):
             return None
         relative = p / p.sum((1, 2), keepdims=True) * p[0].size
         # Of the later half: a few pairs that are far off in the first epochs would leave all else pale.
@@ -96,7 +96,7 @@ class Policy:
     def files(self) -> Iterator[Picture]:
         """The same pictures, each whole, as files have them."""
         epochs, p = self.run.distributions
-        if len(epochs):
+        if len(epochs) and not single(p[-1]):
             yield learned.distribution(p[-1], int(epochs[-1]))
         yield from self.pictures
         if self.run.seen is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metaaugment.ops import MAX_MAGNITUDE, OPS, PAPER_OPS
+from metaaugment.ops import INDEX, MAX_MAGNITUDE, OPS, PAPER_OPS
 from metaaugment.report.seen import Seen
 
 BINS = 5  # of magnitudes
@@ -28,11 +28,17 @@ class Mean:
         return Mean(float(weights.mean()) if n else float("nan"), error, n)
 
 
+def single(p: np.ndarray) -> bool:
+    """Whether a distribution over pairs is one over single functions: nothing but Identity comes second."""
+    return not np.delete(p, INDEX["Identity"], axis=1).any()
+
+
 def uses(seen: Seen, function: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weights, magnitudes and labels of the recent samples that got a function, as their first or second."""
     t, recent = seen.transformation, seen.recent()
+    alone = bool((t.second == INDEX["Identity"]).all())  # single functions are drawn, and nothing comes second
     parts = []
-    for slot, index in enumerate((t.first, t.second)):
+    for slot, index in enumerate((t.first,) if alone else (t.first, t.second)):
         chosen = recent & (index.numpy() == function)
         parts.append((seen.weight[chosen], t.magnitudes[:, slot].numpy()[chosen], seen.label[chosen]))
     weights, magnitudes, labels = (np.concatenate(part) for part in zip(*parts, strict=True))

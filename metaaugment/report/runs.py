@@ -74,7 +74,15 @@ class Run:
 
     @property
     def test_accuracy(self) -> float | None:
-        accuracy = (self.result or {}).get("test_accuracy")
+        return self._accuracy("test_accuracy")
+
+    @property
+    def held_back_accuracy(self) -> float | None:
+        """On validation images that stood in for the test images."""
+        return self._accuracy("held_back_accuracy")
+
+    def _accuracy(self, key: str) -> float | None:
+        accuracy = (self.result or {}).get(key)
         return accuracy if is_number(accuracy) else None
 
     @cached_property
@@ -169,7 +177,7 @@ def read(folder: Path) -> Run:
             missing.append(f"there is no {LOOK}: no samples, and nothing by magnitude or class")
     if result is None:
         done = f"{len(rows)} of {run.planned} epochs are done" if run.planned else f"{len(rows)} epochs are done"
-        missing.append(f"it is not finished: {done}, and there is no test accuracy yet")
+        missing.append(f"it is not finished: {done}, and there is no accuracy at its end yet")
     return run
 
 

@@ -37,10 +37,11 @@ from torch import Tensor, nn
 from metaaugment.baselines import published
 from metaaugment.baselines.found import FoundPolicy, Function
 from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
-from metaaugment.data import DataSet, dataset
+from metaaugment.data import DataSet
 from metaaugment.data.augment import Augmentation
 from metaaugment.data.batches import Reader, derived_seed, on_device, once
 from metaaugment.data.splits import Split, apportion, split
+from metaaugment.experiments.experiment import data_of
 from metaaugment.experiments.flags import refuse
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
@@ -388,7 +389,7 @@ def _share(
 ) -> None:
     """What one of several processes does."""
     torch.set_num_threads(max(1, torch.get_num_threads() // settings.processes))
-    data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
+    data = data_of(recipe, place)
     lab = Laboratory(recipe, place, data, folder, Console(quiet=True), interruption)
     if lab.device.type == "cuda":
         torch.cuda.set_device(index % torch.cuda.device_count())

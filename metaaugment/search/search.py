@@ -10,7 +10,7 @@ from rich.console import Console
 
 from metaaugment.baselines import published
 from metaaugment.baselines.found import FoundPolicy
-from metaaugment.data import dataset
+from metaaugment.experiments.experiment import data_of
 from metaaugment.experiments.flags import check_agreement, flags
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
@@ -57,7 +57,7 @@ def search(kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Con
     where = getattr(settings, "WHERE", ())  # names of settings that change nothing but where trials are made
     about = {"recipe": recipe.to_json(), "settings": {k: v for k, v in asdict(settings).items() if k not in where}}
     with console.status(f"reading {recipe.dataset}"):
-        data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
+        data = data_of(recipe, place)
     if len(data.val) == 0:
         raise ValueError(f"{data.name} has no validation images, which a search judges by; hold some out")
     if place.resume is None:

@@ -14,7 +14,7 @@ SIGNS = {
     "Cannot allocate memory": MACHINE,
 }
 # torch's words for a process of its DataLoader that is gone.
-LOST = re.compile(r"^DataLoader worker \(.*?\) (?:is killed by signal: ([\w ]+)|exited unexpectedly)")
+LOST = re.compile(r"DataLoader worker \(.*?\) (?:is killed by signal: ([\w ]+)|exited unexpectedly)")
 
 
 def full_memory(error: BaseException) -> str | None:
@@ -28,6 +28,8 @@ def full_memory(error: BaseException) -> str | None:
 
 def lost_reader(error: BaseException) -> str | None:
     """What has become of a process that reads images, where an error says that one is gone."""
+    if isinstance(error, ConnectionError | EOFError):  # it went while it was handing something over
+        return "a process that reads images is gone"
     found = LOST.search(str(error)) if isinstance(error, RuntimeError) else None
     if found is None:
         return None

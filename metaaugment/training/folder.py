@@ -28,9 +28,11 @@ def new(folder: Path, what: str = "run") -> None:
 
 def give_up(folder: Path, first: str) -> bool:
     """Where nothing has come of a run but its first file, take that back: the same folder can then be named again."""
-    nothing = {file.name for file in folder.iterdir()} <= {first, LOCK}
+    events = list(folder.glob("events.out.tfevents.*"))  # TensorBoard's, which begin before the first step
+    nothing = set(folder.iterdir()) <= {folder / first, folder / LOCK, *events}
     if nothing:
-        (folder / first).unlink(missing_ok=True)
+        for file in (folder / first, *events):
+            file.unlink(missing_ok=True)
     return nothing
 
 

@@ -47,7 +47,8 @@ def join(environment: Environment = os.environ) -> None:
 
 def check_alone(command: str, environment: Environment = os.environ) -> None:
     """Refuse a command that a launcher has started several times, where each would do all of the work."""
-    size = ({**of_slurm(environment), **environment}).get("WORLD_SIZE", "1")
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "1") if "SLURM_STEP_ID" in environment else "1"
+    size = environment.get("WORLD_SIZE", tasks)
     if size != "1":
         raise ValueError(
             f"metaaugment {command} was started {size} times (WORLD_SIZE is {size}), and each would do all of it; "

@@ -142,7 +142,7 @@ class Trainer:
         learner = self.learner
         learner.sampler.update()
         self._agree_on_statistics()
-        validation = once(own_part(self.validation.split), self.train.device, self.validation.reader)
+        validation = once(own_part(self.validation.split), self.train.device, self.train.reader)
         with self.precision():
             score = evaluate(self.network, validation, learner.prepare)
         row = {
