@@ -117,6 +117,13 @@ def test_it_ends_in_a_policy_with_its_cost(tmp_path: Path) -> None:
     assert Recipe.from_json(about["recipe"]) == recipe()
 
 
+def test_it_does_not_see_what_is_held_back(tmp_path: Path) -> None:
+    search(finder(), recipe(held_back=0.5), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
+    values = json.loads((tmp_path / "s" / "search.json").read_text())
+    data = dataset("digits", size=recipe().size, per_class=recipe().per_class)
+    assert values["data"] == data.rehearsal(0.5, 0).fingerprint() != data.fingerprint()
+
+
 def test_its_file_trains(tmp_path: Path) -> None:
     file = search(finder(), recipe(), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
     result = train(recipe(policy=file), Place(out=tmp_path / "run", device="cpu"), QUIET)

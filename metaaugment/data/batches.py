@@ -22,7 +22,7 @@ from metaaugment.distributed import share, world_size
 
 Batch = tuple[Tensor, Tensor]
 EVALUATION_BATCH = 1000
-SHARED = "have fewer --workers, a smaller batch, or a larger one (of a container: --shm-size)"
+SHARED = "have fewer --workers, a smaller --batch, or more shared memory (of a container: --shm-size)"
 
 
 def derived_seed(*numbers: int) -> int:

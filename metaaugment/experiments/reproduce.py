@@ -254,7 +254,7 @@ def reproduce(
         left, took = len(queue.waiting), duration(time.monotonic() - began)
         console.print(
             f"{queue.kept} runs finished in {took}, {len(queue.failed)} failed, {left} left"
-            + (": the same command goes on" if left else f"; {report}"),
+            + (": the same command goes on" if left else f"; {report}" if report.exists() else ""),
             highlight=False, soft_wrap=True,
         )  # fmt: skip
     if queue.failed:
