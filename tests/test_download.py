@@ -377,6 +377,21 @@ def test_damaged_archive(kind: str, damage: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [file.name]
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_archive_of_every_compression(method: int, tmp_path: Path) -> None:
+    """Each has errors of its own; LZMA's were let through."""
+    file = tmp_path / "archive.zip"
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr("set/a", bytes(range(256)) * 200)
+    written = bytearray(file.read_bytes())
+    for place in range(40, min(len(written), 140)):
+        written[place] ^= 85
+    file.write_bytes(written)
+    with pytest.raises(ValueError, match=r"archive\.zip is damaged \(.+\); remove it and try again"):
+        unpack.unpack(file, tmp_path / "set", max_bytes=100_000)
+    assert os.listdir(tmp_path) == [file.name]
+
+
 def test_encrypted_zip(tmp_path: Path) -> None:
     file = tmp_path / "archive.zip"
     write_zip(file, [GOOD])

@@ -1,9 +1,11 @@
 """Archives unpacked so that a bad one harms nothing, and a broken one never looks complete."""
 
 import gzip
+import lzma
 import os
 import shutil
 import stat
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -22,6 +24,8 @@ DAMAGED = (
     zipfile.BadZipFile,
     gzip.BadGzipFile,
     zlib.error,
+    lzma.LZMAError,
+    struct.error,
     EOFError,
     NotImplementedError,
     FileExistsError,
@@ -51,7 +55,9 @@ def unpack(archive: Path, target: Path, max_bytes: int, progress: Progress = sil
     try:
         try:
             _write(archive, work, max_bytes, progress)
-        except DAMAGED as error:
+        except (*DAMAGED, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None and not isinstance(error, DAMAGED):
+                raise  # the disk's fault; bzip2's own errors have no number
             reason = str(error) or type(error).__name__
             raise ValueError(f"{archive} is damaged ({reason}); remove it and try again") from None
         if not (work / target.name).is_dir():
