@@ -255,7 +255,8 @@ def test_a_result_has_what_a_table_needs(changes: dict[str, Any], seeds: Seeds, 
 
 
 def test_a_trial_without_its_cost_is_none(tmp_path: Path) -> None:
-    rows = ({"objective": 0.5, "seconds": 1.5}, {"objective": 0.5}, {"seconds": "1"}, {"seconds": float("nan")}, [1], 3)
+    rows = ({"objective": 0.5, "seconds": 1.5}, {"objective": 0.5}, {"seconds": "1"}, {"seconds": float("nan")},
+            {"seconds": 10**400}, [1], 3)  # fmt: skip
     (tmp_path / TRIALS).write_text("\n".join([*map(json.dumps, rows), DEEP]))
     lab = Laboratory(RECIPES["digits"](), HERE, None, tmp_path, QUIET)  # type: ignore[arg-type]
     assert searching.cost_of(lab)["seconds"] == 1.5

@@ -10,7 +10,6 @@ from metaaugment.training import folder as run_folder
 from metaaugment.training.progress import duration
 
 Result = dict[str, Any]
-MOST = 1e15  # of any figure of a run: what is larger was never measured
 
 
 def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
@@ -29,7 +28,7 @@ def _result(file: Path) -> Result:
     result = run_folder.read_json(file)
     for key in (judge(result), "epochs", "seconds", "images_per_second"):
         value = result.get(key)
-        if not isinstance(value, int | float) or not 0 <= value < MOST:
+        if not run_folder.is_number(value) or value < 0:
             raise ValueError(f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a number; take an intact copy")
     machine, beside = result.get("machine"), result.get("side_by_side", 1)
     told = isinstance(machine, dict) and "hardware" in machine and "commit" in result

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from metaaugment.report.runs import Run, is_number
+from metaaugment.report.runs import Run
+from metaaugment.training.folder import is_number
 
 LATE = 0.25  # of the epochs under way: the state a run is in, less the noise of single epochs
 COLLAPSED = 0.25

@@ -17,13 +17,12 @@ from metaaugment.ops import PAPER_OPS
 from metaaugment.report.seen import Seen, printable
 from metaaugment.report.seen import read as read_seen
 from metaaugment.training.checkpoint import LOOK
-from metaaugment.training.folder import DIAGNOSIS, RECIPE, RESULT, read_json
+from metaaugment.training.folder import DIAGNOSIS, LARGEST, RECIPE, RESULT, is_number, read_json
 from metaaugment.training.log import Row
 from metaaugment.training.look import QUANTILES
 
 LOG = "log.jsonl"
 K = len(PAPER_OPS)
-LARGEST = 1e100  # what can still be drawn
 # What every epoch of a run has.
 FIGURES = ("train_loss", "val_loss", "val_accuracy", "alpha", "effective_samples")
 
@@ -106,10 +105,6 @@ class Run:
     def _arrays(self, key: str, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         found = [(row["epoch"], array) for row in self.rows if (array := _array(row.get(key), shape)) is not None]
         return np.array([epoch for epoch, _ in found], dtype=int), np.array([a for _, a in found]).reshape(-1, *shape)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def is_count(value: object) -> TypeGuard[int]:

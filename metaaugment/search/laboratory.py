@@ -1,7 +1,6 @@
 """What all trials of a search share: the recipe, the data, a folder that remembers, and one way to train a network."""
 
 import json
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from metaaugment.experiments.experiment import Experiment, assemble
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.learner import Learner
+from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Phase, Trainer
@@ -77,7 +77,7 @@ class Laboratory:
             except (ValueError, RecursionError):
                 continue
             seconds = row.get("seconds") if isinstance(row, dict) else None
-            if isinstance(seconds, int | float) and 0 <= seconds < math.inf:
+            if run_folder.is_number(seconds) and seconds >= 0:
                 rows.append(row)
         return rows
 

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from metaaugment.sealed import write_atomically
 
+LARGEST = 1e100
 RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"
 BEGINNINGS = (LOCK, f".{RECIPE}.part", ".search.json.part")  # what is there before the recipe is
 
@@ -85,6 +86,11 @@ def last_locked(folder: Path) -> str | None:
 
 def write_json(file: Path, value: Mapping[str, Any]) -> None:
     write_atomically(file, lambda part: part.write_text(json.dumps(value, indent=2) + "\n"))
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a JSON file can be computed with and drawn; whole numbers there have no end."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def read_json(file: Path) -> dict[str, Any]:
