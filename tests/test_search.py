@@ -26,6 +26,8 @@ from metaaugment.search.laboratory import TRIALS, Laboratory
 from metaaugment.search.search import Kind, search
 from metaaugment.training.interruption import Interrupted
 
+from commands import program
+
 QUIET = Console(quiet=True)
 FOUND = SubPolicies("faa", "mine", "faa", 1, ((Function("Rotate", 0.5, 0.7), Function("Color", 1.0, 0.2)),))
 
@@ -344,9 +346,7 @@ def test_a_trial_of_every_recipe_can_be_trained(system: str, name: str) -> None:
 def test_a_users_mistake_is_one_sentence(
     words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as exit:
-        cli.main(["search", *words, "--out", str(tmp_path / "s")])
-    assert exit.value.code == 2
+    assert program("search", *words, "--out", tmp_path / "s") == 2
     said = capsys.readouterr().err
     assert sentence in said
     assert "Traceback" not in said

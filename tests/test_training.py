@@ -118,7 +118,9 @@ def test_a_policy_that_has_seen_what_is_held_back_is_refused(uninterrupted: Path
     ):
         train(tmp_path / "run", policy=file, held_back=0.5)
     assert not (tmp_path / "run").exists()
-    train(tmp_path / "run", policy=file, epochs=1)
+    said = io.StringIO()
+    run.train(small(policy=file, epochs=1), run.Place(out=tmp_path / "run"), Console(file=said, width=500))
+    assert "4 steps of 50 images; into" in said.getvalue(), "no updates of a policy that is not learned"
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(uninterrupted: Path, tmp_path: Path) -> None:

@@ -46,10 +46,11 @@ class Reader:
     def shared_out(self, part: float) -> tuple["Reader", "Reader"]:
         """Two readers that have the workers of this one together, the second about this part of them, and its account
         of unreadable files."""
+        if self.workers == 0:
+            return self, self
         second = max(1, round(part * self.workers))
         both = Reader(max(1, self.workers - second), self.skip), Reader(second, self.skip)
         for reader in both:
-            reader.workers = reader.workers if self.workers else 0
             reader.unreadable = self.unreadable
         return both
 

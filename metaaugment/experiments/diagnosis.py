@@ -25,6 +25,7 @@ from metaaugment.learner import Learner
 from metaaugment.ops import OPS
 from metaaugment.policy import FeaturePolicy, innermost, seen_by
 from metaaugment.training.evaluation import evaluate
+from metaaugment.training.folder import is_number
 
 FIT, STOP = 0.6, 0.2  # shares of the samples that a prediction is fitted to, and that say when to stop; the rest judges
 HIDDEN, EPOCHS, BATCH, RATE, DECAY = 100, 30, 128, 3e-3, 1e-4  # of the network that predicts
@@ -103,7 +104,7 @@ class Diagnosis:
             raise ValueError(f"it is no diagnosis ({type(error).__name__}: {error})") from None
         numbers = [plain[name] for name in ("samples", "validation", "accuracy", "chance")]
         numbers += [plain["update"]] if plain["update"] is not None else []
-        good = all(isinstance(number, int | float) and 0 <= number < 1e9 for number in numbers)
+        good = all(is_number(number) and 0 <= number < 1e9 for number in numbers)
         if not noise or not good or plain["sees"] not in list(predicted) or type(plain["learns"]) is not bool:
             raise ValueError("it is no diagnosis: numbers are missing")
         return cls(**plain, noise=noise, predicted=predicted, captured=captured)

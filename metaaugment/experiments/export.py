@@ -28,7 +28,7 @@ def learned_policy(folder: Path) -> LearnedPolicy:
 def _learned(folder: Path, state: dict[str, Any]) -> LearnedPolicy:
     about = state["identity"]  # under the checkpoint's seal, unlike recipe.json
     recipe = Recipe.from_json({field.name: about[field.name] for field in fields(Recipe) if field.name in about})
-    if recipe.method != "metaaugment" or recipe.policy is not None:
+    if not recipe.learns:
         under = f"under {recipe.policy}" if recipe.policy is not None else f"by {recipe.method}"
         raise ValueError(f"{folder} was trained {under} and has learned no policy; name a joint run of metaaugment")
     with torch.device("meta"):  # without memory of its own: what a file says of sizes is not to be trusted

@@ -133,6 +133,11 @@ class Recipe:
     space: str = "metaaugment"
     """What a magnitude means: a name that `metaaugment ops --space` knows."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether a policy is learned, and not trained under, or done without."""
+        return self.method == "metaaugment" and self.policy is None
+
     def check(self) -> None:
         """Refuse what no run can have, naming the flag."""
         for name, allowed in (

@@ -20,6 +20,7 @@ from metaaugment.experiments.flags import check_agreement, flag
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
+from metaaugment.experiments.results import judge
 from metaaugment.ops import find_space
 from metaaugment.training import checkpoint, faults
 from metaaugment.training import folder as run_folder
@@ -117,8 +118,7 @@ def _in_words(error: Exception, recipe: Recipe, place: Place, out: Path) -> Exce
     kept = "all up to the last checkpoint is kept" if (out / checkpoint.LAST).exists() else "there is no checkpoint yet"
     command = place.command(recipe.name, out)
     if memory := faults.full_memory(error):
-        learned = recipe.method == "metaaugment" and recipe.policy is None
-        names = ["batch"] + ["copies"] * (recipe.copies > 1) + ["policy_batch"] * learned
+        names = ["batch"] + ["copies"] * (recipe.copies > 1) + ["policy_batch"] * recipe.learns
         words = [f"{flag(name)} {getattr(recipe, name)}" for name in names]
         full = f"{memory} with {' and '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"
         if rank() == 0 and run_folder.give_up(out, run_folder.RECIPE):
@@ -147,10 +147,7 @@ def trainer(
     """What trains an experiment; through other phases than its method's where some are given."""
     recipe, data, device = experiment.recipe, experiment.data, experiment.device
     beside = recipe.policy_batch / recipe.every  # validation images of a step
-    if recipe.method == "metaaugment" and recipe.policy is None:
-        reader, for_policy = reader.shared_out(beside / (beside + recipe.batch))
-    else:
-        for_policy = reader
+    reader, for_policy = reader.shared_out(beside / (beside + recipe.batch)) if recipe.learns else (reader, reader)
     batches = Batches(on_device(data.train, device), recipe.batch, derived_seed(recipe.seed, ORDER), device, reader)
     validation = Batches(
         on_device(data.val, device), min(recipe.policy_batch, len(data.val)),
@@ -244,7 +241,7 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
     recipe, data, learner = experiment.recipe, experiment.data, trainer.learner
     device = torch.cuda.get_device_name(experiment.device) if experiment.device.type == "cuda" else "the CPU"
     parameters = sum(parameter.numel() for parameter in experiment.network.parameters())
-    updates = trainer.train.steps // recipe.every if recipe.method == "metaaugment" else 0
+    updates = trainer.train.steps // recipe.every if recipe.learns else 0
     # Over a plain step, measured by `metaaugment bench step` on an H200: a lagged policy update 1.5, an exact one 2.1.
     cost = 1 + (1.5 if recipe.lagged else 2.1) * updates / trainer.train.steps
     console.print(
@@ -272,14 +269,14 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: 
     rows, recipe = trainer.log.rows, experiment.recipe
     seconds = sum(row["seconds"] for row in rows)
     cuda = experiment.device.type == "cuda"
-    judge = "held_back" if recipe.held_back else "test"  # a figure on other images must not have the test's name
+    images = "held_back" if recipe.held_back else "test"  # a figure on other images must not have the test's name
     result = {
         "name": recipe.name,
         "method": recipe.method,
         "seed": recipe.seed,
-        f"{judge}_accuracy": score.top1,
-        f"{judge}_top5": score.top5,
-        f"{judge}_loss": score.loss if math.isfinite(score.loss) else None,  # as in the log: JSON has no such number
+        f"{images}_accuracy": score.top1,
+        f"{images}_top5": score.top5,
+        f"{images}_loss": score.loss if math.isfinite(score.loss) else None,  # as in the log: JSON has no such number
         "val_accuracy": rows[-1]["val_accuracy"],
         "epochs": trainer.epoch,
         "precision": trainer.identity["precision"],
@@ -307,10 +304,12 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: 
 def conclude(result: dict[str, Any], out: Path, console: Console) -> None:
     if result["unreadable_files"]:
         console.print(f"{result['unreadable_files']} image files could not be read and were skipped", highlight=False)
-    judge, words = ("held_back", "accuracy on what was held back") if "held_back_accuracy" in result else ("test", "")
-    top5 = f", top-5 {result[f'{judge}_top5']:.2%}" if result["recipe"]["dataset"] == "imagenet" else ""
+    accuracy = judge(result)
+    words = "test accuracy" if accuracy == "test_accuracy" else "accuracy on what was held back"
+    top5 = accuracy.replace("accuracy", "top5")
+    further = f", top-5 {result[top5]:.2%}" if result["recipe"]["dataset"] == "imagenet" else ""
     console.print(
-        f"{words or 'test accuracy'} {result[f'{judge}_accuracy']:.2%}{top5} after {result['epochs']} epochs in "
+        f"{words} {result[accuracy]:.2%}{further} after {result['epochs']} epochs in "
         f"{duration(result['seconds'])}; {out / run_folder.RESULT}",
         highlight=False,
         soft_wrap=True,
