@@ -31,8 +31,7 @@ class Place:
     capture: bool = True
     """Whether steps on a GPU are replayed as CUDA graphs."""
     workers: int | None = None
-    """Processes that read image files, and as many again while a split is evaluated; if not given one a core, at most
-    16, shared out where several train."""
+    """Processes that read image files, and as many again during evaluation; one a core, at most 16, if not given."""
     corrupt: Literal["error", "skip"] = "error"
     """What happens to image files that cannot be read; those skipped are counted."""
     tensorboard: bool = False

@@ -120,8 +120,7 @@ class Recipe:
     split_seed: int = 0
     """Of the splits, which all methods and seeds share."""
     held_back: float = 0.0
-    """Share of the validation images that stand in for the test images, which the run then never looks at: to choose
-    a recipe by."""
+    """Share of the validation images that stand in for the test images, which are then not looked at."""
     flip: bool = False
     """Whether a fair coin exchanges left and right."""
     crop: int = 0
