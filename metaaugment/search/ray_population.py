@@ -2,7 +2,8 @@
 
 Only imported where Ray is asked for. Each trial is compared with the others as soon as it is through an interval, as
 population based augmentation does it, so that no worker waits: who copies whom depends on who comes first, and no two
-searches are the same. Tune could wait for all trials (`synch`), but forgets at a restart who it waits for, and hangs.
+searches are the same. A trial that copies one ahead of it is ahead then too, and leaves intervals out. Tune could wait
+for all trials (`synch`), but forgets at a restart who it waits for, and hangs.
 """
 
 import contextlib
