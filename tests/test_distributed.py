@@ -201,8 +201,11 @@ def test_a_gradient_that_is_not_finite_has_no_effect_on_any_process(tmp_path: Pa
 
 
 def too_late(rank: int, folder: str) -> None:
-    told = Path(folder, "told")
-    dist.init_process_group("gloo", f"file://{folder}/meet", timedelta(seconds=1), world_size=2, rank=rank)
+    told, ready = Path(folder, "told"), [Path(folder, f"ready-{one}") for one in range(2)]
+    ready[rank].touch()
+    while not all(file.exists() for file in ready):  # whoever starts later must not be too late for the meeting itself
+        time.sleep(0.01)
+    dist.init_process_group("gloo", f"file://{folder}/meet", timedelta(seconds=3), world_size=2, rank=rank)
     if rank == 0:
         try:
             highest(1)

@@ -192,7 +192,7 @@ def undisturbed_files(images: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 # The program, one of whose readers is killed behind the eighth step, as the kernel does where memory is short.
 STRUCK = """
-import multiprocessing, os, signal, sys
+import multiprocessing, os, signal, sys, time
 from metaaugment import cli
 from metaaugment.training.trainer import Trainer
 
@@ -203,7 +203,8 @@ def add_and_strike(trainer, seen):
     if trainer.learner.steps == 8:
         trainer.checkpoints.settle()
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-        signal.pause()  # until its end is heard of
+        while True:  # until its end is heard of
+            time.sleep(0.1)
 
 Trainer._add = add_and_strike
 cli.main(sys.argv[1:])

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.1, rc: int = 0)
     monkeypatch.setattr(Job, "start", start)
 
 
+def living(folder: Path) -> int:
+    """Trainings that can be asked to stop by now."""
+    return len(list(folder.glob("runs/digits/*/alive")))
+
+
 def jobs(folder: Path, number: int) -> list[Job]:
     return planned(find_rows(("digits",)), number, None, ["baseline"], where(folder))
 
@@ -242,9 +248,10 @@ def test_results_are_kept_with_how_many_ran_side_by_side(tmp_path: Path, monkeyp
 
 
 def test_when_the_time_is_over_all_are_stopped_and_go_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, 30)
+    stand_in(monkeypatch, 600)
     queue = Queue(jobs(tmp_path, 3), 2, QUIET)
-    queue.run(0.7)
+    monkeypatch.setattr(reproducing.time, "monotonic", lambda: 61.0 if living(tmp_path) == 2 else 0.0)
+    queue.run(60)
     assert (len(queue.waiting), queue.kept, queue.failed, queue.live) == (3, 0, [], {})
     stand_in(monkeypatch)
     queue = Queue(jobs(tmp_path, 3), 2, QUIET)
@@ -254,9 +261,15 @@ def test_when_the_time_is_over_all_are_stopped_and_go_on_later(tmp_path: Path, m
 
 
 def test_a_signal_stops_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, 30)
+    stand_in(monkeypatch, 600)
     queue = Queue(jobs(tmp_path, 2), 2, QUIET)
-    threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+
+    def ask() -> None:
+        while living(tmp_path) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=ask, daemon=True).start()
     with pytest.raises(Interrupted):
         queue.run(None)
     assert queue.live == {}
