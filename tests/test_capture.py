@@ -10,6 +10,10 @@ from torch import nn
 
 import metaaugment as ma
 from metaaugment.capture import WARM_UP, CapturedStep
+from metaaugment.policy import POLICIES, build
+from metaaugment.sampler import SingleSampler
+
+PREDICTING = "regressing-exponential-clue-policy"
 
 
 def batches(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -19,11 +23,6 @@ def batches(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield images.cuda(), torch.randint(0, 10, (32,), generator=generator).cuda()
 
 
-def parts() -> tuple[nn.Module, nn.Module]:
-    """In float64, where rounding differs too little to be seen."""
-    return ma.network("small-cnn", 10).cuda().double(), ma.PolicyNetwork(128).cuda().double()
-
-
 def fused_sgd(parameters: object, rate: float) -> torch.optim.SGD:
     return torch.optim.SGD(parameters, rate, momentum=0.9, fused=True)  # type: ignore[arg-type]
 
@@ -31,23 +30,16 @@ def fused_sgd(parameters: object, rate: float) -> torch.optim.SGD:
 class Joint:
     """A learner with its optimizers and generator."""
 
-    def __init__(self, network: nn.Module, policy: nn.Module, **settings: object) -> None:
+    def __init__(self, network: nn.Module, policy: nn.Module, singles: bool = False, **settings: object) -> None:
         generator = torch.Generator("cuda").manual_seed(3)
-        sampler = ma.TransformationSampler()
+        sampler = SingleSampler() if singles else ma.TransformationSampler()
         self.learner = ma.Learner(network, sampler, policy, generator=generator, **settings)  # type: ignore[arg-type]
         self.task = fused_sgd(network.parameters(), 0.05)
-        self.policy = fused_sgd(self.learner.policy_parameters(), 0.01)
+        self.policy: torch.optim.Optimizer = fused_sgd(self.learner.policy_parameters(), 0.01)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("lagged", [True, False])
-@pytest.mark.parametrize("every", [1, 2])
-def test_captured_equals_eager(every: int, lagged: bool) -> None:
-    network, policy = parts()
-    eager = Joint(copy.deepcopy(network), copy.deepcopy(policy), every=every, lagged=lagged)
-    graph = Joint(network, policy, every=every, lagged=lagged)
+def assert_captured_equals_eager(eager: Joint, graph: Joint, steps: int) -> None:
     captured = CapturedStep(graph.learner, graph.task, graph.policy)
-    steps = every * (WARM_UP + 3)
     train, validation = batches(1), batches(2)
     train_again, validation_again = batches(1), batches(2)
     for step in range(steps):
@@ -57,6 +49,7 @@ def test_captured_equals_eager(every: int, lagged: bool) -> None:
         other = captured(*next(train_again), validation_again)
         assert torch.equal(one.images, other.images)
         torch.testing.assert_close(other.losses, one.losses, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(other.weights, one.weights, rtol=1e-4, atol=1e-6)
         if step % 2:
             eager.learner.sampler.update()
             graph.learner.sampler.update()
@@ -64,6 +57,32 @@ def test_captured_equals_eager(every: int, lagged: bool) -> None:
     torch.testing.assert_close(graph.learner.alpha, eager.learner.alpha, rtol=1e-4, atol=1e-6)
     for one, other in zip(eager.learner.parameters.values(), graph.learner.parameters.values(), strict=True):
         torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lagged", [True, False])
+@pytest.mark.parametrize("every", [1, 2])
+def test_captured_equals_eager(every: int, lagged: bool) -> None:
+    """In float64, where rounding differs too little to be seen."""
+    network, policy = ma.network("small-cnn", 10).cuda().double(), ma.PolicyNetwork(128).cuda().double()
+    eager = Joint(copy.deepcopy(network), copy.deepcopy(policy), every=every, lagged=lagged)
+    graph = Joint(network, policy, every=every, lagged=lagged)
+    assert_captured_equals_eager(eager, graph, every * (WARM_UP + 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "adam"), [(name, False) for name in POLICIES] + [("policy-network", True), (PREDICTING, True)]
+)
+def test_so_it_is_for_every_policy(name: str, adam: bool) -> None:
+    """Each with single functions, in the wide space, and with validation images in parts of unequal size."""
+    network, policy = ma.network("small-cnn", 10).cuda().double(), build(name, 128, num_classes=10).cuda().double()
+    settings = {"singles": True, "space": "trivialaugment-wide", "lagged": True, "part": 12}
+    eager, graph = Joint(copy.deepcopy(network), copy.deepcopy(policy), **settings), Joint(network, policy, **settings)
+    if adam:
+        for joint in (eager, graph):
+            joint.policy = torch.optim.Adam(joint.learner.policy_parameters(), 0.01, fused=True, capturable=True)
+    assert_captured_equals_eager(eager, graph, WARM_UP + 3)
 
 
 @pytest.mark.gpu
