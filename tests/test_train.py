@@ -1,5 +1,6 @@
 """`metaaugment train`, `recipes` and `data` as their users meet them."""
 
+import io
 import json
 import re
 import subprocess
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import save_file
 
 import metaaugment as ma
 from metaaugment import sealed
 from metaaugment.data import cifar, omniglot
 from metaaugment.experiments.paper import RECIPES
+from metaaugment.training import progress
 from metaaugment.training.progress import duration
 
 from commands import program
@@ -155,6 +158,18 @@ def test_data_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_durations_as_people_say_them(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_a_long_loop_says_how_far_it_is_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve steps of ten seconds each."""
+    passed, said = 0.0, io.StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: passed)
+    for _ in progress.counted(Console(file=said, width=120))(range(12), "passes"):
+        passed += 10
+    assert said.getvalue().splitlines() == [
+        "passes: 3 of 12, 2 min left", "passes: 6 of 12, 60 s left", "passes: 9 of 12, 30 s left"
+    ]  # fmt: skip
+    assert passed == 120
 
 
 # -- what was learned -------------------------------------------------------------------------------------------------

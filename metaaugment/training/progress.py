@@ -1,7 +1,7 @@
 """How far a run is: a bar on a terminal, plain lines elsewhere, and TensorBoard where it is wanted."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +11,7 @@ from metaaugment.training.log import Row
 from metaaugment.training.trainer import Trainer
 
 REFRESH = 1.0  # seconds between looks at the running loss, each of which waits for the device
+NEWS = 30.0  # seconds between lines on what has no epochs
 
 
 class Bar:
@@ -108,12 +109,24 @@ class TensorBoard:
 
 
 def counted(console: Console) -> Callable[[Iterable[int], str], Iterable[int]]:
-    """Shows on a terminal how far a loop is, with what it does."""
+    """Shows how far a loop is, with what it does: a bar on a terminal, and elsewhere a line now and then."""
 
     def steps(loop: Iterable[int], what: str) -> Iterable[int]:
-        return track(loop, what, console=console, transient=True, disable=not console.is_terminal)
+        if console.is_terminal:
+            return track(loop, what, console=console, transient=True)
+        return _told(list(loop), what, console)
 
     return steps
+
+
+def _told(loop: Sequence[int], what: str, console: Console) -> Iterator[int]:
+    began = told = time.monotonic()
+    for done, step in enumerate(loop):
+        now = time.monotonic()
+        if now - told >= NEWS:
+            told, left = now, (now - began) / done * (len(loop) - done)
+            console.print(f"{what}: {done} of {len(loop)}, {duration(left)} left", highlight=False)
+        yield step
 
 
 def duration(seconds: float) -> str:
