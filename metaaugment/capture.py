@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from metaaugment import replay
-from metaaugment.learner import Batch, Learner
+from metaaugment.learner import Batch, Learner, next_batch
 from metaaugment.observation import Observation
 
 # Steps of each kind that run as usual first: optimizers make their state, cuDNN and Triton choose and compile.
@@ -53,7 +53,7 @@ class CapturedStep:
         due = self.learner.due_at(self.learner.steps + 1)
         if due and (validation_batches is None or self.policy_optimizer is None):
             raise ValueError("this step updates the policy; it needs validation batches and the policy's optimizer")
-        batch = (images, labels, *(next(validation_batches) if due and validation_batches is not None else ()))
+        batch = (images, labels, *(next_batch(validation_batches) if due and validation_batches is not None else ()))
         self._set_rates()
         self.calls[due] += 1
         if self.calls[due] <= WARM_UP:

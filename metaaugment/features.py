@@ -44,13 +44,14 @@ class Features:
         """The features of the pass just watched, averaged over positions or tokens where there are any."""
         if self._last is None:
             raise ValueError(
-                "the layer of the features was not called in the network's pass; name another with features="
+                "the layer of the features was not called in the network's pass; name another with features= (what "
+                "torch.compile has compiled already cannot be watched: build the learner ahead of its first pass)"
             )
         layer, features = self._last
         self._last, self.layers = None, [layer]
-        if features.ndim == 4:
+        if features.ndim == 4 and not isinstance(layer, nn.Linear):
             return features.mean((2, 3))
-        return features.mean(1) if features.ndim == 3 else features
+        return features.flatten(1, -2).mean(1) if features.ndim > 2 else features
 
     def _keep(self, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         for value in (*inputs, *named.values()):

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -28,10 +28,10 @@ from metaaugment.hypergradient import (
     outer_loss,
     undisturbed,
 )
-from metaaugment.observation import Observation, check_batch, check_labels, check_losses
+from metaaugment.observation import Observation, check_batch, check_labels, check_logits, check_losses
 from metaaugment.ops import Space
 from metaaugment.policy import evidence, normalize
-from metaaugment.replay import Replay
+from metaaugment.replay import Replay, precisions
 from metaaugment.transformation import Transformation, apply
 
 Batch = tuple[Tensor, Tensor]
@@ -64,8 +64,10 @@ class Learner:
         extractor: a network of the policy's own whose features it sees; the task network's if not given. Parameters of
             it that require a gradient are learned with the policy.
         features: name of the layer whose input is the feature; the last linear layer if not given.
-        route: how the alignment is computed: "difference", "forward" or "unrolled".
-        lagged: whether w is updated with the gradient of Eq. 2, one policy step behind, instead of a second one.
+        route: how the alignment is computed: "difference", "forward" or "unrolled". The first one takes the backward
+            pass for the derivative of the forward pass; where it is not (straight-through rounding), use "forward".
+        lagged: whether w is updated with the gradient of Eq. 2, one policy step behind, instead of a second one. A
+            GradScaler cannot scale that one: under float16 autocast leave it False, or use bfloat16.
         every: the policy is updated on each `every`-th step.
         copies: transformations drawn for each image of a mini-batch.
         alpha: where the learned inner step size starts.
@@ -110,12 +112,10 @@ class Learner:
             raise ValueError(f"alpha is {alpha:g}; a step size starts at 0 or above")
         if getattr(network, "static_graph", False):
             raise ValueError("static_graph=True of DistributedDataParallel fits one backward pass a step; leave it out")
-        self.parameters = {name: w for name, w in bare(network).named_parameters() if w.requires_grad}
-        if not self.parameters:
-            raise ValueError("no parameter of the network requires a gradient; there is nothing to train")
+        self.network = network
+        self.parameters = self._trained()
         like = next(iter(self.parameters.values()))
         self.device = like.device
-        self.network = network
         self.sampler = sampler
         self.policy = policy
         self.extractor = extractor
@@ -138,6 +138,8 @@ class Learner:
         self.not_finite: Tensor | None = None
         self._skipped = torch.zeros((), dtype=torch.long, device=like.device)
         self._checked: set[str] = set()
+        self._coarsest = max((w.dtype for w in self.parameters.values()), key=lambda dtype: torch.finfo(dtype).eps)
+        self._check_parts()
         agree([*self.policy_parameters(), *self.policy.buffers()])
 
     # -- what a loop calls ------------------------------------------------------------------------------------------
@@ -170,6 +172,7 @@ class Learner:
 
     def _see(self, images: Tensor, labels: Tensor) -> Observation:
         check_batch(images, labels, self.device, "training")
+        self.parameters = self._trained()
         with torch.no_grad():
             self.alpha.clamp_(min=0)
             if self.copies > 1:
@@ -180,7 +183,7 @@ class Learner:
             images = self.after(images) if self.after else images
             inputs = self.prepare(images)
         replay, eyes, buffers = Replay(self.device), None, self._buffers()
-        with replay.first(), self.features.watched():
+        with replay.first(), self.features.watched(), self._precision_noted(replay):
             logits = self.network(inputs)
             losses = self._losses(logits, labels, "training")
         if self.extractor is not None:
@@ -215,7 +218,15 @@ class Learner:
         check_batch(images, labels, self.device, "validation")
         network = bare(self.network)
         w = list(self.parameters.values())
-        own = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph=not self.lagged)
+        try:
+            own = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph=not self.lagged)
+        except RuntimeError as error:
+            if "donated buffer" not in str(error):
+                raise
+            raise ValueError(
+                "torch.compile gives buffers of a pass away, and this one is needed twice; use lagged=True, or set "
+                "torch._functorch.config.donated_buffer = False ahead of the first pass"
+            ) from None
         g = filled(own if world_size() == 1 else [None if t is None else t.clone() for t in own], w)
         add_up(g)
         with undisturbed(network), moved(w, g, -self.alpha.detach()):
@@ -265,9 +276,7 @@ class Learner:
 
     def alignment(self, seen: Observation, v: Sequence[Tensor]) -> Float[Tensor, " n"]:
         """s = J v: how much the loss of each sample falls with a step along −v."""
-        network, precision = bare(self.network), seen.replay.rounding(self.alpha.dtype)
-        training = Pass(network, self.parameters, seen.logits, self._again(seen), self._losses_of(seen), precision)
-        return self.route(training, v)
+        return self.route(self._pass(seen), v)
 
     def step(
         self,
@@ -282,7 +291,7 @@ class Learner:
         if self.due:
             if policy_optimizer is None or validation_batches is None:
                 raise ValueError("this step updates the policy; give step() its optimizer and validation batches")
-            self.policy_backward(seen, *next(validation_batches))
+            self.policy_backward(seen, *next_batch(validation_batches))
             policy_optimizer.step()
             policy_optimizer.zero_grad()
         self.weighted_loss(seen).backward()
@@ -310,12 +319,15 @@ class Learner:
         return int(self._skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs to go on; the task network and the optimizers keep their own."""
+        """All that `load_state_dict` needs to go on; the task network, optimizers and generators keep their own."""
         state = {"alpha": self.alpha.detach(), "steps": self.steps, "skipped": self._skipped}
         parts = {"policy": self.policy, "extractor": self.extractor, "sampler": self.sampler}
         return state | {name: part.state_dict() for name, part in parts.items() if hasattr(part, "state_dict")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not isinstance(state, Mapping) or not {"alpha", "steps", "skipped"} <= state.keys():
+            found = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(f"this is no state of a learner, but has {found}; give what its state_dict() has returned")
         with torch.no_grad():
             self.alpha.copy_(state["alpha"])
             self._skipped.copy_(state["skipped"])
@@ -355,6 +367,11 @@ class Learner:
             features = self.features.take().to(self.alpha.dtype)
             more = evidence(self.policy, said, seen.labels)
         return self._judge(features, seen.transformation, more)[1]
+
+    def _pass(self, seen: Observation) -> Pass:
+        """The training pass of a mini-batch, for the routes."""
+        network, precision = bare(self.network), seen.replay.rounding(self._coarsest)
+        return Pass(network, self.parameters, seen.logits, self._again(seen), self._losses_of(seen), precision)
 
     def _again(self, seen: Observation) -> Callable[[Callable[..., Tensor]], Tensor]:
         """The training pass once more, for the routes: the logits of the same images under another network."""
@@ -399,6 +416,20 @@ class Learner:
         parts = -(-whole // self.part)
         return [slice((part - begins) % parts, n, parts) for part in range(parts)]
 
+    @contextmanager
+    def _precision_noted(self, replay: Replay) -> Iterator[None]:
+        """In the first pass, the coarsest precision of the network's layers, where no autocast around it says so.
+
+        What torch.compile has made of a network cannot be looked into.
+        """
+        if "precision" in self._checked or replay.autocast or hasattr(self.network, "_orig_mod"):
+            yield
+            return
+        with precisions(bare(self.network)) as found:
+            yield
+        self._coarsest = max(found, key=lambda dtype: torch.finfo(dtype).eps)
+        self._checked.add("precision")
+
     def _buffers(self) -> Buffers:
         """Copies of what a pass may read and write; a repeated pass starts from them."""
         kept = other_buffers(bare(self.network))
@@ -407,7 +438,8 @@ class Learner:
     def _losses(self, logits: Tensor, labels: Tensor, what: str) -> Tensor:
         # On a GPU labels are looked at once, because the host has to wait for it.
         if self.device.type != "cuda" or what not in self._checked:
-            check_labels(logits, labels, what)
+            check_logits(logits)
+            check_labels(logits, labels, what, self.loss is not cross_entropy)
             self._checked.add(what)
         losses = self.loss(logits, labels)
         check_losses(losses, labels, what)
@@ -418,9 +450,35 @@ class Learner:
         return torch.cuda.default_generators[self.device.index or 0] if self.device.type == "cuda" else None
 
     def _to_unit_range(self, images: Tensor) -> Tensor:
+        if images.dtype != torch.uint8:
+            raise ValueError(
+                f"the images are {str(images.dtype).removeprefix('torch.')}, and without prepare= they are divided by "
+                "255; give uint8 images, training and validation alike, or say with prepare= what the network takes"
+            )
         return images.to(self.alpha.dtype) / 255
 
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """What is trained of the network; looked up at each step, as layers may be frozen or weights replaced."""
+        parameters = {name: w for name, w in bare(self.network).named_parameters() if w.requires_grad}
+        if not parameters:
+            raise ValueError("no parameter of the network requires a gradient; there is nothing to train")
+        return parameters
+
     # -- what may go wrong --------------------------------------------------------------------------------------------
+
+    def _check_parts(self) -> None:
+        theirs = next((p.dtype for p in self.policy.parameters() if p.requires_grad), self.alpha.dtype)
+        if theirs != self.alpha.dtype:
+            raise ValueError(
+                f"the policy's parameters are {theirs} and the network's {self.alpha.dtype}; make the policy the same "
+                f"with .to({self.alpha.dtype})"
+            )
+        own = isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters())
+        if own and self.lagged:
+            raise ValueError(
+                "the loss has parameters of its own, which get no gradient where w is updated with that of Eq. 2; use "
+                "lagged=False"
+            )
 
     def _finite(self, gradients: Sequence[Tensor]) -> bool:
         finite = total(norm(gradients)).isfinite()  # on all processes, each of which may have a part only
@@ -445,6 +503,21 @@ class Learner:
                 torch._foreach_zero_(gradients)
 
         engine.queue_callback(lambda: engine.queue_callback(guard))
+
+
+def next_batch(batches: Iterator[Batch]) -> Batch:
+    """The next of the validation batches that `step` is given."""
+    if not isinstance(batches, Iterator):
+        raise ValueError(
+            f"validation_batches is a {type(batches).__name__}; give one iterator that begins anew at its end, such as "
+            "itertools.cycle of it"
+        )
+    try:
+        return next(batches)
+    except StopIteration:
+        raise ValueError(
+            "there are no validation batches any more; give an iterator that begins anew, such as itertools.cycle"
+        ) from None
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Float[Tensor, " n"]:

@@ -42,19 +42,47 @@ def check_batch(images: Tensor, labels: Tensor, device: torch.device, what: str)
                 f"the {what} {name} are on {value.device}, but the network is on {device}; "
                 f"move them there with .to({str(device)!r})"
             )
+        if value.ndim == 0:
+            raise ValueError(f"the {what} {name} are one number; give a mini-batch")
     if len(images) == 0:
         raise ValueError(f"the {what} batch is empty; give at least one image")
     if len(images) != len(labels):
         raise ValueError(f"{len(images)} {what} images but {len(labels)} labels; give each image one")
 
 
-def check_labels(logits: Tensor, labels: Tensor, what: str) -> None:
-    """Class indices only; a loss of the user's own may take other labels."""
+def check_logits(logits: Tensor) -> None:
     if not isinstance(logits, Tensor) or logits.ndim < 2:
-        raise ValueError(f"the network gives {type(logits).__name__}; it must give logits [n, classes], a tensor")
-    if labels.ndim != 1 or labels.dtype.is_floating_point:
+        found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(
+            f"the network gives {found}; it must give logits [n, classes], a tensor: wrap it in a module that returns "
+            "them alone"
+        )
+
+
+def check_labels(logits: Tensor, labels: Tensor, what: str, own_loss: bool = False) -> None:
+    """Class numbers, or probabilities of the classes. A loss of the user's own may take others: what looks like a class
+    number must then be below their number, because a GPU would end the program, and may be negative (ignored)."""
+    if own_loss:
+        if (
+            labels.shape == logits.shape[:1]
+            and labels.dtype == torch.int64
+            and 1 < logits.shape[1] <= int(labels.max())
+        ):
+            raise ValueError(
+                f"a {what} label is {int(labels.max())}, but the network has {logits.shape[1]} classes, 0 to "
+                f"{logits.shape[1] - 1}; labels that are no class numbers must be of another type than int64"
+            )
         return
-    low, high, classes = int(labels.min()), int(labels.max()), logits.shape[1]
+    classes = logits.shape[1]
+    numbers = labels.shape == logits.shape[:1] + logits.shape[2:] and labels.dtype in (torch.int64, torch.uint8)
+    if not numbers and not (labels.shape == logits.shape and labels.is_floating_point()):
+        raise ValueError(
+            f"the {what} labels are {str(labels.dtype).removeprefix('torch.')} {list(labels.shape)}; they must be "
+            f"class numbers, int64 [{len(logits)}], or probabilities, floating point [{len(logits)}, {classes}]"
+        )
+    if not numbers:
+        return
+    low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise ValueError(
             f"a {what} label is {low if low < 0 else high}, but the network has {classes} classes, 0 to {classes - 1}; "

@@ -1,9 +1,12 @@
 """Making a pass of the network again exactly: the same draws of dropout and shake layers, the same precision."""
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 # While a step is captured in a CUDA graph, the state of a generator cannot be read. Instead each pass that draws the
 # same numbers has a generator state of its own, all of them alike (`capture.py` puts them here, first pass first; the
@@ -29,6 +32,7 @@ class Replay:
                 yield
             return
         self.cpu_state = torch.get_rng_state()
+        self.python_state, self.numpy_state = random.getstate(), np.random.get_state()
         if self.device.type == "cuda":
             self.cuda_state = torch.cuda.get_rng_state(self.device)
         yield
@@ -42,16 +46,18 @@ class Replay:
                 with self._next_state():
                     yield
                 return
-            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), no_draws():
                 torch.set_rng_state(self.cpu_state)
+                random.setstate(self.python_state)
+                np.random.set_state(self.numpy_state)
                 if self.device.type == "cuda":
                     torch.cuda.set_rng_state(self.cuda_state, self.device)
                 yield
 
     def rounding(self, dtype: torch.dtype) -> float:
-        """The relative error of one operation of the pass, in a network whose parameters have this dtype."""
+        """The relative error of one operation of the pass, of which this is the coarsest precision that it names."""
         if self.autocast:
-            return torch.finfo(self.precision).eps
+            return max(torch.finfo(self.precision).eps, torch.finfo(dtype).eps)
         if dtype == torch.float32 and self.device.type == "cuda" and torch.backends.cudnn.allow_tf32:
             return 2**-10  # tf32
         return torch.finfo(dtype).eps
@@ -69,3 +75,34 @@ class Replay:
             yield
         finally:
             generator.graphsafe_set_state(main)
+
+
+@contextmanager
+def no_draws() -> Iterator[None]:
+    """Python's and numpy's generators, by which some layers decide (stochastic depth), go on as if none was used."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+@contextmanager
+def precisions(network: nn.Module) -> Iterator[set[torch.dtype]]:
+    """The precisions of a network's parameters and, after the passes inside, of what its layers gave.
+
+    A network may use autocast in its own `forward`, where nothing shows it from outside.
+    """
+    found = {w.dtype for w in network.parameters() if w.is_floating_point()}
+
+    def note(layer: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, Tensor) and output.is_floating_point():
+            found.add(output.dtype)
+
+    hooks = [module.register_forward_hook(note) for module in network.modules()]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()

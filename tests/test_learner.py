@@ -2,10 +2,13 @@
 
 import copy
 import math
+import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -355,6 +358,121 @@ def test_autocast_does_not_hand_out_casts_from_before_the_move() -> None:
     joint.weighted_loss(seen).backward()
 
 
+class AutocastInside(nn.Module):
+    """Uses a coarse precision where nobody sees it from outside, as what HF Accelerate prepares does."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = self.network(images)
+        return logits.float()
+
+
+class CoarseHead(nn.Module):
+    """Parameters of two precisions, the finer one first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 128, 3, stride=2), nn.Linear(128, CLASSES).bfloat16()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.stem(images).relu().mean((2, 3)).bfloat16()).float()
+
+
+@pytest.mark.parametrize("make", [lambda: AutocastInside(small()), CoarseHead], ids=["autocast", "parameters"])
+def test_the_difference_stands_out_of_the_rounding_inside_the_network(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    network, images, validation = make(), data(64), data(64)
+    found = []
+    for route in ("difference", "forward"):
+        torch.manual_seed(1)
+        joint = learner(copy.deepcopy(network), route=route)
+        seen = joint.observe(*images)
+        joint.policy_backward(seen, *validation)
+        assert seen.alignment is not None
+        found.append(seen.alignment)
+    assert torch.corrcoef(torch.stack(found))[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.random], ids=["python", "numpy"])
+def test_layers_that_decide_by_other_generators_decide_alike_again(draw: Callable[[], float]) -> None:
+    """Stochastic depth: a pass through other layers would be far off, and its difference is divided by h."""
+
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.block, self.head = nn.Conv2d(3, 128, 3, stride=2), nn.Linear(128, 128), nn.Linear(128, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            features = self.stem(images).mean((2, 3))
+            return self.head(features + torch.tanh(self.block(features)) if draw() > 0.5 else features)
+
+    joint, sizes = learner(Sometimes()), []
+    for seed in range(8):
+        random.seed(seed)
+        np.random.seed(seed)
+        seen = joint.observe(*data())
+        once = draw(), draw()
+        random.seed(seed)
+        np.random.seed(seed)
+        seen = joint.observe(*data())
+        joint.policy_backward(seen, *data())
+        assert (draw(), draw()) == once  # the generators go on as if there had been one pass
+        assert seen.alignment is not None
+        sizes.append(seen.alignment.abs().max())
+    assert max(sizes) < 100
+
+
+def test_layers_may_be_frozen_and_weights_replaced_meanwhile() -> None:
+    network = small()
+    body = next(network.children())
+    body.requires_grad_(False)
+    joint = learner(network, lagged=True)
+    first = next(body.parameters())
+    for trained in (False, True):
+        body.requires_grad_(trained)
+        seen = joint.observe(*data())
+        joint.policy_backward(seen, *data())
+        joint.weighted_loss(seen).backward()
+        assert (first.grad is not None) == trained
+    network.load_state_dict(state(network), assign=True)
+    seen = joint.observe(*data())
+    joint.policy_backward(seen, *data())
+    assert seen.alignment is not None
+    assert seen.alignment.abs().max() > 0
+
+
+def test_features_of_a_linear_layer_are_its_last_dimension() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Conv2d(3, 128, 3, stride=2), nn.Linear(128, CLASSES)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(self.stem(images).permute(0, 2, 3, 1)).mean((1, 2))
+
+    network = Positions()
+    seen = learner(network).observe(*data())
+    torch.testing.assert_close(seen.features, network.stem(seen.inputs).mean((2, 3)))
+
+
+def test_a_loss_of_ones_own_may_ignore_labels_or_take_others() -> None:
+    images, labels = data()
+    labels[3] = -100
+    ignoring = nn.CrossEntropyLoss(reduction="none", ignore_index=-100)
+    assert learner(loss=ignoring).observe(images, labels).losses[3] == 0
+    binary = ma.network("small-cnn", 2)
+    binary.output = nn.Linear(128, 1)
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(logits[:, 0], labels.float(), reduction="none")
+
+    assert learner(binary, loss=loss).observe(images, labels.clamp(0, 1)).losses.isfinite().all()
+
+
 # -- what may go wrong -------------------------------------------------------------------------------------------------
 
 
@@ -389,6 +507,15 @@ def test_a_skipped_gradient_is_reported() -> None:
         joint.policy_backward(seen, *data())
 
 
+class LearnedTemperature(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits * self.temperature, labels, reduction="none")
+
+
 MISTAKES = {
     "no linear layer": (lambda: learner(nn.Conv2d(3, 5, 1)), r"no linear layer .* with features="),
     "no such layer": (lambda: learner(features="body.99"), r"features='body.99' is no layer .* \['output'\]"),
@@ -417,6 +544,47 @@ MISTAKES = {
     "loss": (
         lambda: learner(loss=nn.functional.cross_entropy).observe(*data()),
         r"the loss has shape \(\) for 16 training samples; it must give one number a sample",
+    ),
+    "labels of 32 bits": (
+        lambda: learner().observe(data()[0], data()[1].int()),
+        r"training labels are int32 \[16\]; they must be class numbers, int64 \[16\], or .* point \[16, 5\]",
+    ),
+    "labels in a column": (lambda: learner().observe(data()[0], data()[1][:, None]), r"labels are int64 \[16, 1\]"),
+    "one label": (
+        lambda: learner().observe(data()[0], torch.tensor(1)),
+        r"training labels are one number; give a mini",
+    ),
+    "label of an own loss": (
+        lambda: learner(loss=nn.CrossEntropyLoss(reduction="none")).observe(data(2)[0], torch.tensor([0, 5])),
+        r"a training label is 5, but the network has 5 classes, 0 to 4; labels that are no class numbers must be of",
+    ),
+    "logits": (
+        lambda: learner(nn.Sequential(small(), nn.Flatten(0))).observe(*data()),
+        r"the network gives \[80\]; it",
+    ),
+    "images in [0, 1]": (
+        lambda: learner().observe(data()[0] / 255, data()[1]),
+        r"the images are float32, and without prepare= they are divided by 255; give uint8 images",
+    ),
+    "a policy of another precision": (
+        lambda: learner(small().double()),
+        r"policy's parameters are torch.float32 and the network's torch.float64; .* with .to\(torch.float64\)",
+    ),
+    "a loss that learns": (
+        lambda: learner(loss=LearnedTemperature(), lagged=True),
+        r"the loss has parameters of its own, .*; use lagged=False",
+    ),
+    "a list of validation batches": (
+        lambda: (joint := learner()).step(*data(), *optimizers(joint), [data()]),  # type: ignore[arg-type]
+        r"validation_batches is a list; give one iterator that begins anew",
+    ),
+    "no more validation batches": (
+        lambda: (joint := learner()).step(*data(), *optimizers(joint), iter([])),
+        r"no validation batches any more; give an iterator that begins anew",
+    ),
+    "a whole checkpoint": (
+        lambda: learner().load_state_dict({"network": {}, "learner": {}}),
+        r"no state of a learner, but has network, learner; give what its state_dict\(\) has returned",
     ),
     "no validation": (
         lambda: (joint := learner()).step(*data(), torch.optim.SGD(joint.network.parameters(), 0.1)),
@@ -515,6 +683,7 @@ def test_it_imports_with_the_core_packages_only() -> None:
     """As on a machine that has torch, numpy, Pillow and safetensors and little else."""
     script = """
 import sys
+from collections.abc import Callable
 for name in ("tyro", "rich", "sklearn", "matplotlib", "scipy"):
     sys.modules[name] = None
 import metaaugment

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from metaaugment import sealed
+from metaaugment.baselines import published
 from metaaugment.data import dataset
 from metaaugment.experiments import experiment, run
 from metaaugment.experiments.export import learned_policy
@@ -88,6 +89,13 @@ def test_the_folder_of_a_run(uninterrupted: Path) -> None:
     assert json.loads((uninterrupted / "checkpoint.json").read_text())["epoch"] == 3
 
 
+@pytest.mark.parametrize(("every", "updates"), [(2, "2 policy"), (8, "0.5 policy")])
+def test_it_introduces_itself_with_what_an_epoch_has(every: int, updates: str, tmp_path: Path) -> None:
+    said = io.StringIO()
+    run.train(small(epochs=1, every=every), run.Place(out=tmp_path / "run"), Console(file=said, width=500))
+    assert f"an epoch is 4 steps of 50 images and {updates} updates, about" in said.getvalue()
+
+
 def test_the_test_set_is_looked_at_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     once = run.once
@@ -117,7 +125,17 @@ def test_a_policy_that_has_seen_what_is_held_back_is_refused(uninterrupted: Path
         ValueError, match=r"--held-back is 0\.5, but --policy .* was learned on digits with 0, and has seen"
     ):
         train(tmp_path / "run", policy=file, held_back=0.5)
+    with pytest.raises(
+        ValueError, match=r"--split-seed is 1, but --policy .* was learned on digits with 0, and .*; say --split-seed 0"
+    ):
+        train(tmp_path / "run", policy=file, split_seed=1)
     assert not (tmp_path / "run").exists()
+    found = tmp_path / "found.json"  # as a search writes it
+    values = json.loads((published._FOLDER / "dada-cifar10.json").read_text())
+    found.write_text(json.dumps(values | {"search": {"recipe": small().to_json()}}))
+    for changes, flag in (({"held_back": 0.5}, "--held-back is 0.5"), ({"split_seed": 1}, "--split-seed is 1")):
+        with pytest.raises(ValueError, match=f"{flag}, but --policy .* was learned on digits"):
+            train(tmp_path / "run", method="dada", policy=found, **changes)
     said = io.StringIO()
     run.train(small(policy=file, epochs=1), run.Place(out=tmp_path / "run"), Console(file=said, width=500))
     assert "4 steps of 50 images; into" in said.getvalue(), "no updates of a policy that is not learned"

@@ -52,6 +52,13 @@ def find(policy: Path | str) -> FoundPolicy:
         raise ValueError(f"{file}: {error}") from None
 
 
+def searched_with(policy: Path | str) -> Mapping[str, Any] | None:
+    """The recipe of the search that found a policy, where it is a file that says so."""
+    search = None if str(policy) in PUBLISHED else json.loads(Path(policy).read_text()).get("search")
+    recipe = search.get("recipe") if isinstance(search, dict) else None
+    return recipe if isinstance(recipe, dict) else None
+
+
 def system_of(policy: Path | str) -> str | None:
     """Whose a policy is, by its published name or as a file; None where it is none of the compared systems'."""
     try:

@@ -40,6 +40,8 @@ from metaaugment.transfer import LearnedPolicy
 PART = 256
 # What a seed is used for; each use has random numbers of its own.
 INITIAL, ORDER, VALIDATION_ORDER, DRAWS, LOOKS = range(5)
+# Data sets whose test images are the same whatever the split's seed is.
+FIXED_TEST = ("cifar10", "cifar100", "imagenet")
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,6 @@ class Experiment:
     def _transferred(self, before: Learner | None) -> tuple[Learner, None]:
         """Under a policy from a file, frozen with the network that it sees through."""
         assert self.policy is not None
-        known, classes = self.policy.source.num_classes, self.data.num_classes
-        if self.policy.needs_labels and known != classes:
-            raise ValueError(
-                f"--policy {self.recipe.policy} looks at labels and was learned with {known} classes, but "
-                f"{self.data.name} has {classes}; export it with --sampler-only, or take another"
-            )
         return self.learner(*self.policy.parts(self.data.mean, self.data.std), space=self.policy.space), None
 
     def learner(
@@ -195,13 +191,11 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
         policy = LearnedPolicy.load(recipe.policy).to(device)
     with console.status(f"reading {recipe.dataset}"):
         data = data_of(recipe, place)
-    if policy is not None and recipe.held_back:
-        _check_unseen(recipe, policy)
-    if policy is not None and policy.source.channels != data.channels:
-        raise ValueError(
-            f"--policy {recipe.policy} was learned on images of {policy.source.channels} channels, "
-            f"but {data.name} has {data.channels}"
-        )
+    if policy is not None:
+        _check_unseen(recipe, policy.provenance.get("recipe"))
+        _check_fits(recipe, policy, data)
+    elif recipe.policy is not None:
+        _check_unseen(recipe, published.searched_with(recipe.policy))
     return replace(assemble(recipe, data, device, console, dtype), policy=policy, found=found, policy_name=name)
 
 
@@ -211,17 +205,35 @@ def data_of(recipe: Recipe, place: Place) -> DataSet:
     return data.rehearsal(recipe.held_back, recipe.split_seed) if recipe.held_back else data
 
 
-def _check_unseen(recipe: Recipe, policy: LearnedPolicy) -> None:
-    """Refuse a policy that has learned from the images that it would be judged by."""
-    learned = policy.provenance.get("recipe")
+def _check_unseen(recipe: Recipe, learned: object) -> None:
+    """Refuse a policy that has learned from the images that it would be judged by. `learned`: the recipe it is from."""
     if not isinstance(learned, dict) or learned.get("dataset") != recipe.dataset:
         return
     found = learned.get("held_back", 0.0), learned.get("split_seed", 0)
-    if found != (recipe.held_back, recipe.split_seed):
+    if recipe.held_back and found != (recipe.held_back, recipe.split_seed):
         raise ValueError(
             f"--held-back is {recipe.held_back:g}, but --policy {recipe.policy} was learned on {recipe.dataset} with "
             f"{found[0]:g}, and has seen images that are held back now; take one that was learned with "
             f"--held-back {recipe.held_back:g} --split-seed {recipe.split_seed}"
+        )
+    if found[1] != recipe.split_seed and recipe.dataset not in FIXED_TEST:
+        raise ValueError(
+            f"--split-seed is {recipe.split_seed}, but --policy {recipe.policy} was learned on {recipe.dataset} with "
+            f"{found[1]}, and has seen images that are test images now; say --split-seed {found[1]}"
+        )
+
+
+def _check_fits(recipe: Recipe, policy: LearnedPolicy, data: DataSet) -> None:
+    source = policy.source
+    if source.channels != data.channels:
+        raise ValueError(
+            f"--policy {recipe.policy} was learned on images of {source.channels} channels, "
+            f"but {data.name} has {data.channels}"
+        )
+    if policy.needs_labels and source.num_classes != data.num_classes:
+        raise ValueError(
+            f"--policy {recipe.policy} looks at labels and was learned with {source.num_classes} classes, but "
+            f"{data.name} has {data.num_classes}; export it with --sampler-only, or take another"
         )
 
 

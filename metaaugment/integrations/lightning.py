@@ -119,8 +119,14 @@ class JointTraining(Module):
 
     def _schedule(self, interval: str) -> None:
         """Step the learning rates' schedulers, which is left to the module where it optimizes by itself."""
+        done = self.learner.steps if interval == "step" else self.trainer.current_epoch + 1
         for config in self.trainer.lr_scheduler_configs:
-            if config.interval == interval:
+            if config.reduce_on_plateau:
+                raise ValueError(
+                    "ReduceLROnPlateau looks at what validation found, which comes later; leave it out of "
+                    "configure_optimizers and step it in on_validation_epoch_end"
+                )
+            if config.interval == interval and done % config.frequency == 0:
                 config.scheduler.step()  # type: ignore[call-arg]
 
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from metaaugment.baselines.found import Function
 from metaaugment.distributed import bare
-from metaaugment.hypergradient import Pass, at_expectation, filled, inner_gradient, moved, step_length, undisturbed
+from metaaugment.hypergradient import at_expectation, filled, inner_gradient, moved, step_length, undisturbed
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation, check_batch
 from metaaugment.ops import INDEX, MAX_MAGNITUDE, OPS
@@ -266,8 +266,7 @@ class RelaxedLearner(Learner):
         a shift of all inputs of each sample."""
         network, w = bare(self.network), list(self.parameters.values())
         leaf = replace(seen, inputs=seen.inputs.detach().requires_grad_())
-        precision = seen.replay.rounding(self.alpha.dtype)
-        training = Pass(network, self.parameters, seen.logits, self._again(leaf), self._losses_of(seen), precision)
+        training = self._pass(leaf)
         h, ends = step_length(training, v).detach(), []
         for length in (h, -h):
             with moved(w, v, length), at_expectation(network):
