@@ -512,6 +512,35 @@ def test_what_joint_training_refuses_in_lightning() -> None:
         trainer(1).fit(joint_module(configure_optimizers=one_optimizer), train, validation)
 
 
+@pytest.mark.filterwarnings("ignore:The lr scheduler dict contains the key")
+def test_a_scheduler_that_waits_for_validation_is_refused() -> None:
+    library("lightning.pytorch")
+
+    def plateau(self: Any) -> Any:
+        self.learner, task, policy = parts(self.network)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(task)
+        return [task, policy], [{"scheduler": scheduler, "monitor": "val_loss"}]
+
+    with pytest.raises(
+        ValueError, match=r"ReduceLROnPlateau looks at what validation found.*in on_validation_epoch_end"
+    ):
+        trainer(1).fit(joint_module(configure_optimizers=plateau), *loaders())
+
+
+def test_schedulers_are_stepped_as_often_as_they_say() -> None:
+    library("lightning.pytorch")
+
+    def rarely(self: Any) -> Any:
+        self.learner, task, policy = parts(self.network)
+        epoch, step = schedules(task)
+        by_step = {"scheduler": step, "interval": "step", "frequency": 3}
+        return [task, policy], [{"scheduler": epoch, "frequency": 2}, by_step]
+
+    module = joint_module(configure_optimizers=rarely)
+    trainer(5).fit(module, *loaders())
+    assert module.optimizers()[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**2 * 0.9 ** (5 * STEPS // 3))
+
+
 def transfer_module(policy: ma.LearnedPolicy) -> Any:
     class Transferred(mixins.Transfer, library("lightning.pytorch").LightningModule):
         def __init__(self) -> None:

@@ -521,6 +521,12 @@ def test_all_of_a_network_of_ours_is_in_its_tensors(name: str) -> None:
 # -- use --------------------------------------------------------------------------------------------------------------
 
 
+def test_a_generator_in_the_place_of_labels_is_no_label() -> None:
+    """It would not be drawn from."""
+    with pytest.raises(ValueError, match="labels is a Generator; give a torch tensor, or name it: generator="):
+        learned().augment(photos(), torch.Generator())  # type: ignore[arg-type]
+
+
 def by_hand(policy: LearnedPolicy, images: Tensor, t: ma.Transformation) -> Tensor:
     """P from the formulas, the features by a hook."""
     network, head = w(policy), theta(policy)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from metaaugment.distributed import world_size
 from metaaugment.learner import Batch, Learner
@@ -121,7 +122,7 @@ class JointTraining(Module):
         """Step the learning rates' schedulers, which is left to the module where it optimizes by itself."""
         done = self.learner.steps if interval == "step" else self.trainer.current_epoch + 1
         for config in self.trainer.lr_scheduler_configs:
-            if config.reduce_on_plateau:
+            if isinstance(config.scheduler, ReduceLROnPlateau):
                 raise ValueError(
                     "ReduceLROnPlateau looks at what validation found, which comes later; leave it out of "
                     "configure_optimizers and step it in on_validation_epoch_end"
