@@ -186,6 +186,11 @@ def show(
     if out.exists():
         raise ValueError(f"--out {out} exists already; choose another name, or remove it")
     policy = LearnedPolicy.load(file)
+    if policy.needs_labels:
+        raise ValueError(
+            f"{file} looks at labels, which pictures do not have; show its distribution alone: make a file of that "
+            "with metaaugment export RUN FILE --sampler-only, or in Python with policy.sampler_only()"
+        )
     names = tuple(str(image.absolute()) for image in images)
     files = ImageFiles(Path("/"), names, torch.zeros(len(names), dtype=torch.long), policy.source.size[0])
     try:
@@ -474,7 +479,7 @@ def call(args: Sequence[str]) -> None:
             launch.join()
         if args[:1] in (["search"], ["reproduce"]):
             launch.check_alone(args[0])
-        if args[:1] == ["transfer"] and "--policy" in args:
+        if args[:1] == ["transfer"] and any(arg.split("=")[0] == "--policy" for arg in args):
             fail("transfer names its policy file first; leave --policy away")
         if args[:1] == ["transfer"] and len(args) > 2:
             args = ["train", args[2], "--policy", args[1], *args[3:]]

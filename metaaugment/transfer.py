@@ -225,6 +225,8 @@ class LearnedPolicy:
         check_channels(images, self.source.channels)
 
     def _check_labels(self, images: Tensor, labels: Tensor | None) -> None:
+        if labels is not None and not isinstance(labels, Tensor):
+            raise ValueError(f"labels is a {type(labels).__name__}; give a torch tensor, or name it: generator=…")
         if not self.needs_labels:
             return
         if not isinstance(labels, Tensor) or labels.shape != (len(images),) or labels.dtype not in INDEX_TYPES:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import metaaugment as ma
 from metaaugment import OPS
 from metaaugment.report import operations
 
@@ -93,6 +94,8 @@ def test_ops_draws_a_picture(tmp_path: Path) -> None:
         (["bench", "ops", "--seconds", "-1"], "--seconds is -1"),
         (["nonsense"], "nonsense"),
         ([], "subcommand"),
+        (["transfer", "a", "digits", "--policy", "b"], "transfer names its policy file first; leave --policy away"),
+        (["transfer", "a", "digits", "--policy=b"], "transfer names its policy file first; leave --policy away"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -102,3 +105,17 @@ def test_a_users_mistake_is_one_sentence_and_status_2(args: list[str], sentence:
     assert sentence in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_show_names_the_command_for_a_policy_that_looks_at_labels(tmp_path: Path) -> None:
+    """Pictures have no labels; what it names makes a file that can be shown."""
+    learner = ma.Learner(ma.network("small-cnn", 4), ma.TransformationSampler(), ma.LabelPolicy(128, num_classes=4))
+    policy = ma.LearnedPolicy.from_learner(learner, "small-cnn", 4, 3, "metaaugment", [0.5] * 3, [0.2] * 3, 0, 16)
+    policy.save(tmp_path / "labels.safetensors")
+    policy.sampler_only().save(tmp_path / "alone.safetensors")
+    Image.new("RGB", (16, 16), "red").save(tmp_path / "red.png")
+    refused = metaaugment("show", "labels.safetensors", "red.png", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "metaaugment export RUN FILE --sampler-only" in refused.stderr
+    assert "--sampler-only" in metaaugment("export", "--help").stdout
+    assert metaaugment("show", "alone.safetensors", "red.png", cwd=tmp_path).returncode == 0

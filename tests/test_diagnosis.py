@@ -278,6 +278,19 @@ def test_a_diagnosis_as_json_and_in_words() -> None:
             Diagnosis.from_json(wrong)
 
 
+def test_a_diagnosis_that_is_older_than_the_run_says_so() -> None:
+    early = replace(BASE, epoch=2, step=5)
+    assert Diagnosis.from_json(json.loads(json.dumps(early.to_json()))) == early
+    assert report.picture(early, 3).reading == f"Measured after epoch 2, and the run has 3 by now: {BASE.verdict()}"
+    for found, done in ((early, 2), (early, None), (BASE, 3)):
+        assert report.picture(found, done).reading == BASE.verdict()
+    before = {key: value for key, value in BASE.to_json().items() if key not in ("epoch", "step")}
+    assert Diagnosis.from_json(before) == BASE
+    for wrong in (-1, 2.5, True, "2", 10**400):
+        with pytest.raises(ValueError, match="it is no diagnosis"):
+            Diagnosis.from_json({**BASE.to_json(), "epoch": wrong})
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -305,11 +318,16 @@ def test_a_run_is_diagnosed_and_the_report_has_it(
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     kept = json.loads((run / "diagnosis.json").read_text())
     assert kept["verdict"] in said
+    assert (kept["epoch"], kept["step"]) == (2, 0)
     assert {name: (run / name).read_bytes() for name in before} == before
     assert program("diagnose", run, "--samples", 500) == 0
     assert json.loads((run / "diagnosis.json").read_text()) == kept  # the same again
     cli.main(["report", str(run), "--out", str(tmp_path / "report.html")])
     assert "What can be predicted, from what" in (tmp_path / "report.html").read_text()
+    assert "Measured after epoch" not in (tmp_path / "report.html").read_text()
+    (run / "diagnosis.json").write_text(json.dumps({**kept, "epoch": 1}))
+    cli.main(["report", str(run), "--out", str(tmp_path / "older.html")])
+    assert "Measured after epoch 1, and the run has 2 by now" in (tmp_path / "older.html").read_text()
     (run / "diagnosis.json").write_text("{}")
     cli.main(["report", str(run), "--out", str(tmp_path / "again.html")])
     assert "it is no diagnosis" in (tmp_path / "again.html").read_text()

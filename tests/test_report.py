@@ -108,6 +108,19 @@ def test_empty_and_foreign_folders_are_named(tmp_path: Path) -> None:
     assert empty == [f"{tmp_path} holds no run: neither recipe.json nor log.jsonl is in it or below it"]
 
 
+def test_what_a_search_trains_is_no_run(tmp_path: Path) -> None:
+    search = tmp_path / "search"
+    for inner in ("fold-0", "trial-07", "training", "children/3"):
+        (search / inner).mkdir(parents=True)
+        (search / inner / "log.jsonl").write_text(json.dumps(row(1)))
+    assert len(runs.run_folders(tmp_path)) == 4, "it is search.json that says so"
+    (search / "search.json").write_text("{}")
+    assert runs.find([tmp_path]) == ([], [f"{tmp_path} holds no run: what a search trains is none"])
+    write_run(search / "with-its-policy")
+    write_run(tmp_path / "training")
+    assert [run.folder.name for run in runs.find([tmp_path])[0]] == ["with-its-policy", "training"]
+
+
 def test_a_log_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"level": "info"}\n[1, 2]\n\x00\xff\nEpoch 1: fine\n{"epoch": "x"}\n')
     run = runs.read(tmp_path)
@@ -209,16 +222,19 @@ def test_runs_on_other_images_are_no_seeds_of_each_other(tmp_path: Path) -> None
 
 def test_cost_is_against_plain_training_of_the_same_work(tmp_path: Path) -> None:
     write_run(tmp_path / "policy", [row(1, seconds=9.0), row(2, seconds=3.0), row(3, seconds=3.0)])
-    write_run(tmp_path / "plain", [row(1, seconds=2.0)], method="baseline")
-    write_run(tmp_path / "larger", [row(1, seconds=2.0)], method="baseline", batch=100)
+    write_run(tmp_path / "plain", [row(1, seconds=2.0)], method="baseline", epochs=3)
+    write_run(tmp_path / "larger", [row(1, seconds=5.0)], method="baseline", epochs=3, batch=100)
+    other = {"data": {"fingerprint": "xyz"}}
+    write_run(tmp_path / "other", [row(1, seconds=5.0)], method="baseline", epochs=3, split_seed=1, result=other)
     lines = comparison.table(comparison.groups(runs.find([tmp_path])[0]))
-    assert {line.label: line.cost for line in lines}["digits · metaaugment"] == "1.50 ×"
+    assert {line.label: line.cost for line in lines}["digits · metaaugment · split seed 0"] == "1.50 ×"
 
 
 @pytest.mark.parametrize(("other", "reason"), [
     ({"method": "randaugment"}, "no run with --method baseline"),
     ({"method": "baseline", "batch": 7}, "no run with --method baseline"),
     ({"method": "baseline", "result": {"machine": {"hardware": "a GPU"}}}, "no run with --method baseline"),
+    ({"method": "baseline", "result": {"data": {"fingerprint": "xyz"}}}, "are of other images"),
 ])  # fmt: skip
 def test_a_cost_without_its_measure_is_a_dash_with_a_reason(other: Any, reason: str, tmp_path: Path) -> None:
     write_run(tmp_path / "policy")
@@ -226,6 +242,37 @@ def test_a_cost_without_its_measure_is_a_dash_with_a_reason(other: Any, reason: 
     line = next(line for line in comparison.table(comparison.groups(runs.find([tmp_path])[0])) if "meta" in line.label)
     assert line.cost == "–"
     assert reason in line.why
+
+
+@pytest.mark.parametrize(("change", "labels", "said"), [
+    ({}, ("", ""), None),
+    ({"batch": 7}, ("", ""), None),
+    ({"epochs": 9}, (" · epochs 4", " · epochs 9"), "not trained for the same epochs"),
+    ({"per_class": 5}, (" · all images", " · per class 5"), "not trained on the same images"),
+    ({"size": 12}, (" · own size", " · size 12"), "not trained on the same images"),
+    ({"split_seed": 1, "result": {"data": {"fingerprint": "xyz"}}}, (" · split seed 0", " · split seed 1"),
+     "not trained on the same images"),
+    ({"epochs": 9, "result": {"data": {"fingerprint": "xyz"}}}, (" · epochs 4 · data abc", " · epochs 9 · data xyz"),
+     "not trained on the same images, nor for the same epochs"),
+])  # fmt: skip
+def test_methods_on_other_images_or_for_other_epochs_say_so(
+    change: Any, labels: tuple[str, str], said: str | None, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "plain", method="baseline", size=None)
+    write_run(tmp_path / "policy", **{"size": None, **change})
+    report = Report.of([tmp_path])
+    methods = ("digits · baseline", "digits · metaaugment")
+    assert [group.label for group in report.groups] == [a + b for a, b in zip(methods, labels, strict=True)]
+    assert report.html().count("These runs were not trained") == (said is not None)
+    assert said is None or f"{said}:" in dict(report.missing)["Results on digits"][0]
+
+
+def test_data_sets_stand_apart_whatever_their_settings(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", epochs=7)
+    write_run(tmp_path / "two", name="omniglot", dataset="omniglot", result={"data": {"fingerprint": "xyz"}})
+    report = Report.of([tmp_path])
+    assert [group.label for group in report.groups] == ["digits · metaaugment", "omniglot · metaaugment"]
+    assert "These runs were not trained" not in report.html()
 
 
 def test_likeness_by_hand() -> None:

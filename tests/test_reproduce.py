@@ -1,7 +1,9 @@
 """The paper's tables as runs: what is run, in what order and time, what is kept, and what is reported of it."""
 
+import io
 import json
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -24,6 +26,7 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.reproduce import Job, Queue, Where, folder_name, planned, seconds_of
 from metaaugment.experiments.tables import COMPARISONS, ROWS, Entry, Row, find_rows
+from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted
 
 ROOT = Path(__file__).parent.parent
@@ -184,7 +187,7 @@ def test_missing_runs_those_begun_first_then_seed_by_seed(tmp_path: Path) -> Non
     finished.result.write_text("{}")
     begun = next(job for job in planned(rows, 3, None, entries, here) if job.name == "metaaugment-seed2")
     begun.folder.mkdir(parents=True)
-    (begun.folder / "recipe.json").write_text("{}")
+    (begun.folder / "recipe.json").write_text(json.dumps(begun.recipe.to_json()))
     names = [job.name for job in planned(rows, 3, None, entries, here)]
     assert names == ["metaaugment-seed2", "metaaugment-seed0", "baseline-seed1", "metaaugment-seed1", "baseline-seed2"]
     with pytest.raises(ValueError, match="--methods has 'nope'; choose of advaa"):
@@ -198,6 +201,76 @@ def test_other_epochs_are_kept_apart() -> None:
     assert results.paper("cifar10-wrn-40-2-200-epochs", "metaaugment") == "96.79 ± 0.06"
 
 
+# -- whose folder it is ------------------------------------------------------------------------------------------------
+
+
+def an_entry(row: str, name: str) -> tuple[Row, Entry]:
+    return ROWS[row], next(entry for entry in ROWS[row].entries if entry.name == name)
+
+
+def record(job: Job, *lacking: str, **changes: object) -> None:
+    """A folder as a run leaves it whose recipe differs in some fields, or lacks them."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    recipe = {key: value for key, value in (job.recipe.to_json() | changes).items() if key not in lacking}
+    (job.folder / "recipe.json").write_text(json.dumps(recipe))
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_folder_of_another_recipe_is_refused(tmp_path: Path, finished: bool) -> None:
+    """It was gone on with, or kept, as the result of the row."""
+    job = Job(*an_entry("digits", "baseline"), 0, None, where(tmp_path))
+    record(job, lr=0.25)
+    if finished:
+        (job.folder / "result.json").write_text('{"test_accuracy": 0.5}')
+    way = "move the folder away, or choose another --runs"
+    with pytest.raises(ValueError, match=rf"baseline-seed0 was begun with --lr 0.25, but digits .* has 0\.\d+; {way}"):
+        planned(find_rows(("digits",)), 1, None, ["baseline"], where(tmp_path))
+    record(job)
+    assert len(planned(find_rows(("digits",)), 1, None, ["baseline"], where(tmp_path))) == 1
+
+
+def test_a_result_of_nobody_knows_what_is_refused(tmp_path: Path) -> None:
+    job = Job(*an_entry("digits", "baseline"), 0, None, where(tmp_path))
+    job.folder.mkdir(parents=True)
+    (job.folder / "result.json").write_text('{"test_accuracy": 0.5}')
+    with pytest.raises(ValueError, match=r"has a result, but no recipe\.json"):
+        planned(find_rows(("digits",)), 1, None, ["baseline"], where(tmp_path))
+    (job.folder / "recipe.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=r"recipe\.json cannot be understood: the recipe field 'name' is missing; move"
+    ):
+        planned(find_rows(("digits",)), 1, None, ["baseline"], where(tmp_path))
+
+
+def test_recipes_of_older_versions_are_still_those_of_their_rows(tmp_path: Path) -> None:
+    older = 0
+    for file in (ROOT / "results").glob("*/*-seed*.json"):
+        result = json.loads(file.read_text())
+        job = Job(*an_entry(file.parent.name, result["entry"]), result["seed"], None, where(tmp_path))
+        record(job, *(job.recipe.to_json().keys() - result["recipe"].keys()), **result["recipe"])
+        job.check()
+        older += "held_back" not in result["recipe"]
+    assert older
+
+
+def test_a_policy_may_be_named_from_elsewhere_but_is_the_same(tmp_path: Path) -> None:
+    job = Job(*an_entry("omniglot-wrn-40-2", "transfer-wrn-40-2"), 0, None, where(tmp_path))
+    record(job, policy="runs/omniglot-wrn-40-2/metaaugment-fast.safetensors")
+    job.check()
+    record(job, policy="runs/omniglot-wrn-40-2/metaaugment.safetensors")
+    with pytest.raises(ValueError, match=r"--policy runs/omniglot-wrn-40-2/metaaugment\.safetensors, but"):
+        job.check()
+
+
+def test_no_policy_is_taken_from_a_run_of_another_recipe(tmp_path: Path) -> None:
+    job = Job(*an_entry("omniglot-wrn-40-2", "transfer-wrn-40-2"), 0, None, where(tmp_path))
+    assert job.source is not None
+    record(job.source, every=1)
+    (job.source.folder / "result.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"metaaugment-fast-seed0 was begun with --every 1, but .* has 8"):
+        planned([job.row], 1, None, [job.entry.name], job.where)
+
+
 # -- the queue ---------------------------------------------------------------------------------------------------------
 
 # In the place of a training: says that it lives, and ends well, badly, or when it is asked to.
@@ -206,7 +279,7 @@ import json, pathlib, signal, sys, time
 folder, seconds, rc = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 folder.mkdir(parents=True, exist_ok=True)
-(folder / "recipe.json").write_text("{}")
+(folder / "recipe.json").write_text(sys.argv[4])
 open(folder / "alive", "a").write("x")
 time.sleep(seconds)
 if rc == 0:
@@ -220,7 +293,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.1, rc: int = 0)
     def start(job: Job) -> "subprocess.Popen[bytes]":
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         with (job.folder.parent / f"{job.name}.log").open("ab") as log:
-            arguments = [sys.executable, "-c", STAND_IN, str(job.folder), str(seconds), str(rc)]
+            recipe = json.dumps(job.recipe.to_json())
+            arguments = [sys.executable, "-c", STAND_IN, str(job.folder), str(seconds), str(rc), recipe]
             return subprocess.Popen(arguments, stdout=log, stderr=log)
 
     monkeypatch.setattr(Job, "start", start)
@@ -229,6 +303,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.1, rc: int = 0)
 def living(folder: Path) -> int:
     """Trainings that can be asked to stop by now."""
     return len(list(folder.glob("runs/digits/*/alive")))
+
+
+def reproduce_digits(folder: Path, report: Path, console: Console, seeds: int) -> None:
+    reproducing.reproduce(
+        find_rows(("digits",)), seeds, None, None, ["baseline"], 1, where(folder), report, console
+    )  # fmt: skip
 
 
 def jobs(folder: Path, number: int) -> list[Job]:
@@ -245,6 +325,38 @@ def test_results_are_kept_with_how_many_ran_side_by_side(tmp_path: Path, monkeyp
     assert all(one["entry"] == "baseline" and one["test_accuracy"] == 0.5 for one in kept)
     assert [one["side_by_side"] for one in kept[:2]] == [2, 2]
     assert jobs(tmp_path, 3) == []  # nothing is missing any more
+
+
+def test_a_run_that_goes_on_alone_has_shared_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time was told as that of a run alone."""
+    stand_in(monkeypatch, 600)
+    with monkeypatch.context() as clock:
+        clock.setattr(reproducing.time, "monotonic", lambda: 61.0 if living(tmp_path) == 2 else 0.0)
+        Queue(jobs(tmp_path, 3), 2, QUIET).run(60)
+    shared = [job for job in jobs(tmp_path, 3) if job.begun]
+    shared[1].folder.rename(tmp_path / "moved away")  # so that it is begun anew, with nobody beside it
+    stand_in(monkeypatch)
+    Queue(jobs(tmp_path, 3), 1, QUIET).run(None)
+    kept = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "results" / "digits").iterdir()}
+    assert [kept[f"baseline-seed{seed}"]["side_by_side"] for seed in range(3)] == [2, 1, 1]
+
+
+def test_a_folder_that_another_process_trains_into_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill of `reproduce`, whose trainings live on."""
+    stand_in(monkeypatch)
+    said = io.StringIO()
+    (job,) = jobs(tmp_path, 1)
+    record(job)
+    with run_folder.locked(job.folder):
+        reproduce_digits(tmp_path, tmp_path / "R.md", Console(file=said), seeds=1)
+    assert not (job.folder / "alive").exists()
+    assert f"another process trains into {job.folder}; the same command keeps its result once" in said.getvalue()
+    assert "1 left\n" in said.getvalue()
+    (job.folder / "result.json").write_text('{"test_accuracy": 0.75}')
+    Queue(jobs(tmp_path, 1), 1, QUIET).run(None)
+    assert json.loads(job.result.read_text())["test_accuracy"] == 0.75
 
 
 def test_when_the_time_is_over_all_are_stopped_and_go_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,20 +391,58 @@ def test_a_signal_stops_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, rc=1)
     report = tmp_path / "R.md"
-    arguments: tuple[Any, ...] = (
-        find_rows(("digits",)),
-        2,
-        None,
-        None,
-        ["baseline"],
-        1,
-        where(tmp_path),
-        report,
-        QUIET,
-    )
     with pytest.raises(ValueError, match=r"digits baseline-seed0 failed: the last word; .*baseline-seed0.log has all"):
-        reproducing.reproduce(*arguments)
+        reproduce_digits(tmp_path, report, QUIET, seeds=2)
     assert (tmp_path / "runs" / "digits" / "baseline-seed1" / "alive").exists()
+
+
+def test_what_is_in_the_way_of_the_report_is_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    damaged = tmp_path / "results" / "digits" / "faa-seed0.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{")
+    with pytest.raises(ValueError, match=r"faa-seed0\.json is damaged"):
+        reproduce_digits(tmp_path, tmp_path / "R.md", QUIET, seeds=1)
+    damaged.unlink()
+    with pytest.raises(ValueError, match=r"--report is .*, which is a folder"):
+        reproduce_digits(tmp_path, tmp_path, QUIET, seeds=1)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_folder_of_the_report_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    monkeypatch.setattr(results, "markdown", lambda folder: "the report")
+    reproduce_digits(tmp_path, tmp_path / "new" / "folder" / "R.md", QUIET, seeds=1)
+    assert (tmp_path / "new" / "folder" / "R.md").read_text() == "the report"
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_report_that_cannot_be_written_hides_no_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    stand_in(monkeypatch, 600 if interrupted else 0.1)
+    said, report = io.StringIO(), tmp_path / "R.md"
+    (tmp_path / "results").mkdir()
+
+    def markdown(folder: Path) -> str:
+        if living(tmp_path):
+            report.mkdir()  # which no file can take the place of
+        return "the report"
+
+    def ask() -> None:
+        while living(tmp_path) < 1:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(results, "markdown", markdown)
+    if interrupted:
+        threading.Thread(target=ask, daemon=True).start()
+    with pytest.raises(Interrupted if interrupted else OSError):
+        reproduce_digits(tmp_path, report, Console(file=said), seeds=1)
+    assert "runs finished" in said.getvalue()
+    assert f"{report} was not written" in said.getvalue()
 
 
 def test_a_result_that_was_not_kept_before_a_kill_is_kept_later(
@@ -333,6 +483,32 @@ def test_a_run_whose_policy_never_comes_is_left(tmp_path: Path) -> None:
     queue = Queue([Job(row, entry, 0, None, where(tmp_path))], 1, QUIET)
     queue.run(None)
     assert len(queue.waiting) == 1
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_run_whose_policy_never_comes_says_whose_it_is_and_what_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """The same command would have gone on for ever."""
+    said, here, report = io.StringIO(), where(tmp_path), tmp_path / "R.md"
+    row, entry = an_entry("omniglot-wrn-40-2", "transfer-wrn-28-10")
+    source = Job(row, entry, 2, 7, here).source
+    assert source is not None
+    if kept:
+        source.result.parent.mkdir(parents=True)
+        source.result.write_bytes((ROOT / "results/omniglot-wrn-40-2/metaaugment-fast-seed0.json").read_bytes())
+    reproducing.reproduce([row], 1, None, 7, [entry.name], 1, here, report, Console(file=said))
+    assert "the same command" not in said.getvalue()
+    before, command = said.getvalue().rstrip("\n").rsplit("make it with: metaaugment ", 1)
+    assert f"transfer-wrn-28-10-seed0 waits for the policy of {source.row.recipe} {source.name}" in before
+    assert (f"move {source.result} away" in before) == kept
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(reproducing, "reproduce", lambda *arguments: asked.append(arguments))
+    cli.main(shlex.split(command))
+    ((rows, seeds, _, epochs, entries, _, there, named, _),) = asked
+    source.result.unlink(missing_ok=True)
+    assert [job.folder for job in planned(rows, seeds, epochs, entries, there)] == [source.folder]
+    assert (there, named) == (here, report)
 
 
 def test_digits_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -380,3 +556,41 @@ def test_each_kept_result_is_of_its_row_and_entry() -> None:
                 assert result["recipe"]["name"] == recipe().name
                 assert result["entry"] == name
                 assert result["epochs"] == result["recipe"]["epochs"]
+
+
+def two_results(folder: Path, **changes: object) -> None:
+    """Two of one entry, the second changed; a value of None is left out."""
+    source = json.loads((ROOT / "results" / "omniglot-wrn-40-2" / "baseline-seed0.json").read_text())
+    (folder / "digits").mkdir()
+    for seed, changed in enumerate((source, source | changes)):
+        values = {key: value for key, value in changed.items() if value is not None}
+        (folder / "digits" / f"baseline-seed{seed}.json").write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"epochs": 3}, "is of 3 epochs, but the first of its entry of 200"),
+        (
+            {"held_back_accuracy": 0.5, "test_accuracy": None},
+            "has a held_back_accuracy, but the first .* test_accuracy",
+        ),
+        ({"test_accuracy": 1.01}, "its test_accuracy is 1.01, not a share of 0 to 1"),
+        ({"test_accuracy": -0.1}, "its test_accuracy is '-0.1'"),
+        ({"epochs": 200.5}, "its epochs is '200.5', not a whole number of at least 1"),
+        ({"epochs": 0}, "its epochs is '0', not a whole number"),
+        ({"side_by_side": 0}, "its side_by_side is '0', not a whole number of at least 1"),
+        ({"side_by_side": True}, "its side_by_side is 'True', not a whole number of at least 1"),
+    ],
+)
+def test_what_makes_no_mean_is_refused_by_its_file(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
+    two_results(tmp_path, **changes)
+    with pytest.raises(ValueError, match=rf"baseline-seed1\.json .*{sentence}"):
+        results.markdown(tmp_path)
+
+
+def test_text_of_a_file_stays_in_its_cell(tmp_path: Path) -> None:
+    two_results(tmp_path, machine={"hardware": "one|two\n\n# three"})
+    (line,) = (line for line in results.markdown(tmp_path).splitlines() if line.startswith("| baseline |"))
+    assert r"| NVIDIA H200, one\|two # three |" in line
+    assert line.replace(r"\|", "").count("|") == 10  # nine cells

@@ -242,6 +242,21 @@ def test_other_settings_are_refused_when_it_goes_on(tmp_path: Path) -> None:
         search(finder(), replace(RECIPES["folder"](), method="faa"), Settings(), resumed, QUIET)
 
 
+def test_the_search_of_another_system_is_not_called_damaged(tmp_path: Path) -> None:
+    """Its settings are others, which is no fault of the file."""
+
+    def stopped(lab: Laboratory, settings: pba.Settings) -> SubPolicies:
+        raise Interrupted(15)
+
+    kind = Kind("pba", pba.Settings, stopped)
+    with pytest.raises(Interrupted):
+        search(kind, recipe(method="pba"), pba.Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
+    resumed = Place(resume=tmp_path / "s", device="cpu")
+    for method in ("faa", "pba"):  # also where --method says otherwise
+        with pytest.raises(ValueError, match="is a search of pba for digits, not of faa for digits; name those"):
+            search(SEARCHES["faa"], recipe(method=method), faa.Settings(), resumed, QUIET)
+
+
 @pytest.mark.parametrize(
     ("place", "sentence"),
     [
@@ -309,6 +324,13 @@ SMALL = {
     "dada": ["--sub-policies", "4"],
     "autoaugment": ["--children", "2"],
 }
+# By hand from those flags: one network and three policies; two trials of two intervals; one epoch; two children.
+WORK = {
+    "faa": "3 trials and 1 training of a network",
+    "pba": "4 intervals of 2 trials",
+    "dada": "1 epoch of one training",
+    "autoaugment": "2 trials",
+}
 
 
 @pytest.mark.parametrize("system", SEARCHES)
@@ -316,7 +338,7 @@ def test_each_search_as_a_command(system: str, tmp_path: Path, capsys: pytest.Ca
     flags = ["--epochs", "1", "--per-class", "20", "--device", "cpu", "--out", str(tmp_path / "s"), *SMALL[system]]
     cli.main(["search", system, "digits", *flags])
     said = capsys.readouterr().out.splitlines()[-1]
-    assert "trials, " in said
+    assert said.startswith(f"{WORK[system]}, ")
     assert "CPU-seconds" in said
     policy = published.find(tmp_path / "s" / "policy.json")
     assert policy.system == system

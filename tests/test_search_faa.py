@@ -4,6 +4,7 @@ import builtins
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -340,6 +341,40 @@ def test_asked_to_stop_it_stops_between_trials(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         faa.find(lab, SMALL)
     assert lab.trials() == []
+
+
+# -- what it says ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_it_says_what_is_trained_and_how_far_it_is(
+    processes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = replace(SMALL, trials=5, processes=processes)
+    place = Place(device="cpu", out=tmp_path / "s")
+    search(FAA, replace(RECIPE, epochs=20), settings, place, Console(soft_wrap=True))
+    first, *said = capsys.readouterr().out.splitlines()
+    assert first == (
+        "2 of 2 folds to train: small-cnn for 20 epochs on 60 images each; "
+        "then 5 trials on the 40 images held out of each"
+    )
+    epochs = [line.split(";")[0] for line in said if "epoch" in line]
+    every_other = [f"fold {fold}: epoch {epoch} of 20" for fold in range(2) for epoch in range(2, 21, 2)]
+    assert epochs == (every_other if processes == 1 else [])
+    for fold in range(2):
+        assert sum(line.startswith(f"fold {fold}: trained; loss ") for line in said) == 1
+    assert any(line.startswith("10 of 10 trials; fold 0: least loss ") for line in said)
+    assert said[-1].startswith("10 trials and 2 trainings of a network, ")
+
+
+def test_what_is_trained_already_is_not_announced(
+    uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(uninterrupted, tmp_path / "s")
+    (tmp_path / "s" / "policy.json").unlink()
+    search(FAA, RECIPE, SMALL, Place(device="cpu", resume=tmp_path / "s"), Console(soft_wrap=True))
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said.startswith("12 trials and 2 trainings of a network, ")
 
 
 # -- several processes ------------------------------------------------------------------------------------------------

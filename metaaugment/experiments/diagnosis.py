@@ -72,6 +72,8 @@ class Diagnosis:
     captured: Correlation | None  # of the policy's outputs and s
     sees: str = PAPER  # what the policy of the run sees, a key of `predicted`
     learns: bool = True  # whether the run learns it
+    epoch: int | None = None  # finished ones of the run when it was looked at; older diagnoses do not say
+    step: int | None = None  # finished ones of the epoch after these
 
     @property
     def half(self) -> Correlation:
@@ -100,6 +102,7 @@ class Diagnosis:
                 name: values[name]
                 for name in ("samples", "validation", "update", "accuracy", "chance", "sees", "learns")
             }
+            epoch, step = values.get("epoch"), values.get("step")
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"it is no diagnosis ({type(error).__name__}: {error})") from None
         numbers = [plain[name] for name in ("samples", "validation", "accuracy", "chance")]
@@ -107,7 +110,9 @@ class Diagnosis:
         good = all(is_number(number) and 0 <= number < 1e9 for number in numbers)
         if not noise or not good or plain["sees"] not in list(predicted) or type(plain["learns"]) is not bool:
             raise ValueError("it is no diagnosis: numbers are missing")
-        return cls(**plain, noise=noise, predicted=predicted, captured=captured)
+        if not all(value is None or (type(value) is int and 0 <= value < 10**9) for value in (epoch, step)):
+            raise ValueError("it is no diagnosis: its epoch or step is no whole number")
+        return cls(**plain, noise=noise, predicted=predicted, captured=captured, epoch=epoch, step=step)
 
     def verdict(self) -> str:
         """In one sentence; the first that applies."""
@@ -200,6 +205,7 @@ def diagnose(
         update: validation images of a policy update.
     """
     batch = train.batch * learner.copies
+    epoch, step = divmod(learner.steps, train.steps)
     samples = max(2048, 5 * batch) if samples is None else samples
     check_enough(validation, samples, batch)
     accuracy, chance = beside_chance(learner, train, validation)
@@ -219,6 +225,8 @@ def diagnose(
         captured=captured(seen, seed),
         sees=_seen_by(learner),
         learns=learner.due_at(learner.every),
+        epoch=epoch,
+        step=step,
     )
 
 

@@ -1,21 +1,23 @@
 """Runs the paper's tables: what is missing, side by side, within a time, and on from where it stopped."""
 
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from rich.console import Console
 
 from metaaugment.experiments import results
 from metaaugment.experiments.export import learned_policy
-from metaaugment.experiments.flags import flags
+from metaaugment.experiments.flags import flag, flags
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
+from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.tables import ROWS, Entry, Row
 from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
@@ -62,12 +64,22 @@ class Job:
         return self.where.results / folder_name(self.row, self.epochs) / f"{self.name}.json"
 
     @property
-    def policy(self) -> Path | None:
-        """The file of the policy that it is trained under."""
+    def source(self) -> "Job | None":
+        """The run whose learned policy it is trained under."""
         if self.entry.under is None:
             return None
-        row, entry = self.entry.under
-        return self.where.runs / folder_name(ROWS[row], self.epochs) / f"{entry}.safetensors"
+        row = ROWS[self.entry.under[0]]
+        (entry,) = (entry for entry in row.entries if entry.name == self.entry.under[1])
+        return Job(row, entry, 0, self.epochs, self.where)
+
+    @property
+    def policy(self) -> Path | None:
+        """The file of that policy."""
+        return self.source and self.source.folder.with_name(f"{self.source.entry.name}.safetensors")
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.row.run(self.entry, self.seed, self.epochs, self.policy)
 
     @property
     def begun(self) -> bool:
@@ -77,20 +89,66 @@ class Job:
     def finished(self) -> bool:
         return (self.folder / run_folder.RESULT).exists()
 
+    @property
+    def busy(self) -> bool:
+        """Whether another process trains into its folder, as one does whose `reproduce` was killed."""
+        if not self.folder.is_dir():
+            return False
+        try:
+            with run_folder.locked(self.folder):
+                return False
+        except ValueError:
+            return True
+        except OSError:  # which the training itself puts into words
+            return False
+
+    def check(self) -> None:
+        """Refuse a folder that holds another run than this one."""
+        if not self.begun and not self.finished:
+            return
+        file = self.folder / run_folder.RECIPE
+        way = "move the folder away, or choose another --runs"
+        if not self.begun:
+            raise ValueError(f"{self.folder} has a result, but no {run_folder.RECIPE} that says of what; {way}")
+        try:
+            recorded = Recipe.from_json(run_folder.read_json(file))
+        except ValueError as error:
+            raise ValueError(f"{file} cannot be understood: {error}; {way}") from None
+        for name in (field.name for field in fields(Recipe)):
+            found, meant = getattr(recorded, name), getattr(self.recipe, name)
+            if _written_alike(found) != _written_alike(meant):
+                raise ValueError(
+                    f"{self.folder} was begun with {flag(name)} {found}, but {self.row.recipe} {self.name} has "
+                    f"{meant}; {way}"
+                )
+
+    @property
+    def waits_for(self) -> "Job | None":
+        """The run that must be finished before it can begin."""
+        source, policy = self.source, self.policy
+        return None if source is None or policy is None or policy.exists() or source.finished else source
+
     def ready(self) -> bool:
         """Whether what it needs is there; the policy of another entry is exported as soon as that one is finished."""
-        if self.policy is None or self.policy.exists():
-            return True
-        assert self.entry.under is not None
-        source = self.where.runs / folder_name(ROWS[self.entry.under[0]], self.epochs) / f"{self.entry.under[1]}-seed0"
-        if not (source / run_folder.RESULT).exists():
+        if self.waits_for is not None:
             return False
-        learned_policy(source).save(self.policy, half=True)
+        if self.source is not None and self.policy is not None and not self.policy.exists():
+            learned_policy(self.source.folder).save(self.policy, half=True)
         return True
+
+    def made_by(self, report: Path) -> str:
+        """Its name and the command that makes it."""
+        epochs = [] if self.epochs is None else ["--epochs", str(self.epochs)]
+        folders = ["--runs", str(self.where.runs), "--results", str(self.where.results), "--report", str(report)]
+        what = [self.row.recipe, "--methods", self.entry.name, "--seeds", str(self.seed + 1), *epochs]
+        command = shlex.join(["metaaugment", "reproduce", *what, *self.where.place.flags(), *folders])
+        # A run whose result is kept is not made again.
+        first = f", whose folder is gone: move {self.result} away" if self.result.exists() else ""
+        return f"{self.row.recipe} {self.name}{first}; make it with: {command}"
 
     def start(self) -> "subprocess.Popen[bytes]":
         """The training in a process of its own, its output in a file beside the folder of the run."""
-        recipe = self.row.run(self.entry, self.seed, self.epochs, self.policy)
+        recipe = self.recipe
         more = (
             ["--resume", str(self.folder)]
             if self.begun
@@ -103,11 +161,26 @@ class Job:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
-    def keep(self, side_by_side: int) -> None:
+    @property
+    def beside(self) -> Path:
+        """The file of how many trainings there were at a time, at most; a run that goes on later has it from there."""
+        return self.folder.parent / f"{self.name}.beside"
+
+    @property
+    def side_by_side(self) -> int:
+        text = self.beside.read_text(errors="replace").strip() if self.beside.exists() else ""
+        return int(text) if text.isdecimal() else 1
+
+    def shares(self, number: int) -> None:
+        """Note that it is one of so many trainings."""
+        if number > self.side_by_side:
+            write_atomically(self.beside, lambda part: part.write_text(f"{number}\n"))
+
+    def keep(self) -> None:
         """The run's result as a file of its own."""
         result = run_folder.read_json(self.folder / run_folder.RESULT)
         self.result.parent.mkdir(parents=True, exist_ok=True)
-        run_folder.write_json(self.result, result | {"entry": self.entry.name, "side_by_side": side_by_side})
+        run_folder.write_json(self.result, result | {"entry": self.entry.name, "side_by_side": self.side_by_side})
 
     def epochs_done(self) -> int:
         log = self.folder / "log.jsonl"
@@ -116,6 +189,11 @@ class Job:
     def last_words(self) -> str:
         lines = (self.folder.parent / f"{self.name}.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
+
+
+def _written_alike(value: object) -> object:
+    """Of a policy its row and entry, which mean the same where folders were moved or are named from elsewhere."""
+    return value.parts[-2:] if isinstance(value, Path) else value
 
 
 def folder_name(row: Row, epochs: int | None) -> str:
@@ -132,7 +210,7 @@ def seconds_of(budget: str) -> float:
 
 
 def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequence[str], where: Where) -> list[Job]:
-    """Runs whose result is missing: those begun first, then one seed after the other."""
+    """Runs whose result is missing: those begun first, then one seed after the other; a folder of others is refused."""
     known = {entry.name for row in rows for entry in row.entries}
     if unknown := [name for name in entries if name not in known]:
         raise ValueError(f"--methods has {unknown[0]!r}; choose of {', '.join(sorted(known))}")
@@ -140,7 +218,12 @@ def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequen
         Job(row, entry, seed, epochs, where)
         for seed in range(seeds) for row in rows for entry in row.entries if not entries or entry.name in entries
     ]  # fmt: skip
-    return sorted((job for job in jobs if not job.result.exists()), key=lambda job: not job.begun)
+    missing = [job for job in jobs if not job.result.exists()]
+    for job in missing:
+        job.check()
+        if job.source is not None:
+            job.source.check()
+    return sorted(missing, key=lambda job: not job.begun)
 
 
 class Queue:
@@ -149,7 +232,6 @@ class Queue:
     def __init__(self, jobs: Sequence[Job], at_once: int, console: Console) -> None:
         self.waiting, self.at_once, self.console = list(jobs), at_once, console
         self.live: dict[Job, subprocess.Popen[bytes]] = {}
-        self.beside: dict[Job, int] = {}  # most trainings at a time while it was under way
         self.failed: list[Job] = []
         self.kept = 0
 
@@ -178,13 +260,15 @@ class Queue:
                 break
             if job.finished:  # and was not kept, because somebody was killed in between
                 self.waiting.remove(job)
-                self._keep(job, 1)
-            elif job.ready():
+                self._keep(job)
+            elif job.ready() and not job.busy:
                 self.waiting.remove(job)
+                if not job.begun:
+                    job.beside.unlink(missing_ok=True)  # of a run that was moved away
                 self._say(f"{job.row.recipe} {job.name} {'goes on' if job.begun else 'begins'}")
                 self.live[job] = job.start()
         for job in self.live:
-            self.beside[job] = max(self.beside.get(job, 1), len(self.live))
+            job.shares(len(self.live))
         return bool(self.live)
 
     def _collect(self, stopped: bool = False) -> None:
@@ -194,19 +278,34 @@ class Queue:
                 continue
             del self.live[job]
             if job.finished:
-                self._keep(job, self.beside[job])
+                self._keep(job)
             elif stopped:
                 self.waiting.insert(0, job)
             else:
                 self.failed.append(job)
                 self._say(f"{job.row.recipe} {job.name} failed: {job.last_words()}")
 
-    def _keep(self, job: Job, beside: int) -> None:
-        job.keep(beside)
+    def _keep(self, job: Job) -> None:
+        job.keep()
         self.kept += 1
         result = run_folder.read_json(job.result)
         accuracy = result[results.judge(result)]
         self._say(f"{job.row.recipe} {job.name}: {accuracy:.2%}")
+
+    def held_up(self, report: Path) -> dict[Job, str]:
+        """Why those wait that wait for something else than their turn."""
+        own = {job.folder for job in (*self.waiting, *self.failed)}
+        why = {}
+        for job in self.waiting:
+            name = f"{job.row.recipe} {job.name}"
+            if job.busy:
+                why[job] = (
+                    f"{name}: another process trains into {job.folder}; the same command keeps its result once that "
+                    "one has ended"
+                )
+            elif job.waits_for is not None and job.waits_for.folder not in own:
+                why[job] = f"{name} waits for the policy of {job.waits_for.made_by(report)}"
+        return why
 
     def _stop(self) -> None:
         """Ask all to stop behind a checkpoint, and wait."""
@@ -242,23 +341,37 @@ def reproduce(
     if seeds < 1 or (at_once is not None and at_once < 1):
         raise ValueError(f"--seeds is {seeds} and --at-once {at_once}; both must be whole numbers of at least 1")
     seconds = None if budget is None else seconds_of(budget)
+    # What would be in the way of the report is better known before hours of training than after.
+    if report.is_dir():
+        raise ValueError(f"--report is {report}, which is a folder; choose the name of a file")
+    report.parent.mkdir(parents=True, exist_ok=True)
+    results.markdown(where.results)
     jobs = planned(rows, seeds, epochs, entries, where)
     queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console)
     began = time.monotonic()
+    unwritten: Exception | None = None
     try:
         queue.run(seconds)
     finally:
-        if where.results.exists():
-            text = results.markdown(where.results)
-            write_atomically(report, lambda part: part.write_text(text))
+        try:
+            if where.results.exists():
+                text = results.markdown(where.results)
+                write_atomically(report, lambda part: part.write_text(text))
+        except (OSError, ValueError) as error:  # must not take the place of an interruption
+            unwritten = error
         left, took = len(queue.waiting), duration(time.monotonic() - began)
+        held_up = queue.held_up(report)
         console.print(
             f"{queue.kept} runs finished in {took}, {len(queue.failed)} failed, {left} left"
-            + (": the same command goes on" if left else f"; {report}" if report.exists() else ""),
-            highlight=False, soft_wrap=True,
+            + (": the same command goes on" if left > len(held_up) else "")
+            + (f"; {report} was not written: {unwritten}" if unwritten else "")
+            + (f"; {report}" if not left and not unwritten and report.exists() else ""),
+            *held_up.values(), sep="\n", highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
     if queue.failed:
         raise ValueError(
             f"{queue.failed[0].row.recipe} {queue.failed[0].name} failed: {queue.failed[0].last_words()}; "
             f"{queue.failed[0].folder}.log has all that it said"
         )
+    if unwritten is not None:
+        raise unwritten

@@ -17,7 +17,9 @@ def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
     rows: dict[str, dict[str, list[Result]]] = {}
     for file in sorted(folder.glob("*/*-seed*.json")):
         entry = file.stem.rsplit("-seed", 1)[0]
-        rows.setdefault(file.parent.name, {}).setdefault(entry, []).append(_result(file))
+        results = rows.setdefault(file.parent.name, {}).setdefault(entry, [])
+        results.append(_result(file))
+        _check_alike(file, results[0], results[-1])
     known = list(ROWS)
     order = sorted(rows, key=lambda row: (known.index(r) if (r := _recipe(row)) in known else len(known), row))
     return {row: dict(sorted(rows[row].items(), key=lambda item: _place(row, item[0]))) for row in order}
@@ -30,11 +32,32 @@ def _result(file: Path) -> Result:
         value = result.get(key)
         if not run_folder.is_number(value) or value < 0:
             raise ValueError(f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a number; take an intact copy")
-    machine, beside = result.get("machine"), result.get("side_by_side", 1)
-    told = isinstance(machine, dict) and "hardware" in machine and "commit" in result
-    if not told or type(beside) is not int:
+    if result[judge(result)] > 1:
+        raise ValueError(
+            f"{file} is damaged: its {judge(result)} is {result[judge(result)]}, not a share of 0 to 1; "
+            "take an intact copy"
+        )
+    for key in ("epochs", "side_by_side"):
+        value = result.get(key, 1)
+        if type(value) is not int or value < 1:
+            raise ValueError(
+                f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a whole number of at least 1; "
+                "take an intact copy"
+            )
+    machine = result.get("machine")
+    if not (isinstance(machine, dict) and "hardware" in machine and "commit" in result):
         raise ValueError(f"{file} is damaged: it does not say where the run was made; take an intact copy")
     return result
+
+
+def _check_alike(file: Path, first: Result, result: Result) -> None:
+    """Refuse a mean over figures that are not of the same thing."""
+    if judge(result) != judge(first):
+        raise ValueError(f"{file} has a {judge(result)}, but the first of its entry a {judge(first)}; move it away")
+    if result["epochs"] != first["epochs"]:
+        raise ValueError(
+            f"{file} is of {result['epochs']} epochs, but the first of its entry of {first['epochs']}; move it away"
+        )
 
 
 def judge(result: Result) -> str:
@@ -74,14 +97,19 @@ def _table(row: str, entries: dict[str, list[Result]]) -> list[str]:
             spread([100 * result[judge(result)] for result in results]),
             str(len(results)),
             paper(row, name) or "–",
-            "/".join(str(epochs) for epochs in sorted({result["epochs"] for result in results})),
+            str(results[0]["epochs"]),
             duration(statistics.mean(result["seconds"] for result in results)) + beside,
             f"{statistics.mean(result['images_per_second'] for result in results):,.0f}",
             ", ".join(sorted({str(result["machine"]["hardware"]) for result in results})),
             ", ".join(sorted({commit[:7] for r in results for commit in str(r["commit"]).split(", continued at ")})),
         )
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return lines
+
+
+def _cell(text: str) -> str:
+    """Text of a file, which must not end the cell or the line."""
+    return " ".join(text.split()).replace("|", r"\|")
 
 
 def spread(values: Sequence[float]) -> str:

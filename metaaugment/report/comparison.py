@@ -16,6 +16,9 @@ from metaaugment.training.progress import duration
 
 # What runs must share for the time of one to be compared with that of another.
 SAME_WORK = ("name", "dataset", "network", "batch", "size", "per_class")
+# Which images of a data set a run has; None is in words what the data set itself has.
+IMAGES = ("size", "per_class", "split_seed", "held_back")
+NONE = {"size": "own size", "per_class": "all images"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +56,46 @@ def _label(group: Sequence[Run], members: Sequence[Sequence[Run]]) -> str:
         return printable(run.folder.name)
     firsts = [other[0] for other in members if other[0].recipe]
     like = [other for other in firsts if (other.name, other.method) == (run.name, run.method)]
-    keys = [key for key in run.recipe if key != "seed" and any(o.recipe.get(key) != run.recipe[key] for o in like)]
-    settings = [f"{key.replace('_', ' ')} {printable(run.recipe[key])}" for key in keys if run.recipe[key] is not None]
-    if len(like) > 1 and not keys:  # then it is the images that differ, or are not known
-        settings = ["unfinished" if run.result is None else f"data {printable(_fingerprint(run))}"]
+    beside = [other for other in firsts if other.dataset == run.dataset]  # in one table, whatever the method
+    keys = [
+        key for key in run.recipe
+        if key != "seed" and _differ([run, *like, *(beside if key in (*IMAGES, "epochs") else ())], key)
+    ]  # fmt: skip
+    settings = [_setting(run, key) for key in keys if run.recipe[key] is not None or key in NONE]
+    alone = len(like) > 1 and not keys  # then it is the images that differ, or are not known
+    if alone or any(_other_images(run, other) and not _differ([run, other], *IMAGES) for other in beside):
+        settings.append("unfinished" if run.result is None else f"data {printable(_fingerprint(run))}")
     return " · ".join([run.name, run.method, *settings])
+
+
+def _setting(run: Run, key: str) -> str:
+    value = run.recipe[key]
+    return NONE[key] if value is None else f"{key.replace('_', ' ')} {printable(value)}"
+
+
+def _differ(runs: Sequence[Run], *keys: str) -> bool:
+    return any(run.recipe.get(key) != runs[0].recipe.get(key) for run in runs for key in keys)
+
+
+def _other_images(run: Run, other: Run) -> bool:
+    """Whether both say on which images they are, and these are not the same."""
+    return None not in (one := _fingerprint(run), two := _fingerprint(other)) and one != two
+
+
+def unlike(together: Sequence[Group]) -> list[str]:
+    """What stands between the figures of groups on one data set: other images, other numbers of epochs."""
+    runs = [group.runs[0] for group in together if group.runs[0].recipe]
+    if not runs:
+        return []
+    known = [run for run in runs if _fingerprint(run) is not None]
+    images = _differ(runs, *IMAGES) or any(_other_images(known[0], run) for run in known)
+    differences = ["on the same images"] if images else []
+    differences += ["for the same epochs"] if _differ(runs, "epochs") else []
+    if not differences:
+        return []
+    return [
+        f"These runs were not trained {', nor '.join(differences)}: what their figures differ by may come from that."
+    ]
 
 
 @dataclass(frozen=True)
@@ -120,13 +158,16 @@ def _cost(group: Group, together: Sequence[Group]) -> tuple[str, str]:
         return "–", "its machine is known when it is finished" if not places else "its runs are of different machines"
     work = {key: group.runs[0].recipe.get(key) for key in SAME_WORK}
     plain = [
-        _seconds(run) for other in together for run in other.runs
+        run for other in together for run in other.runs
         if run.method == "baseline" and _place(run) in places
         and {key: run.recipe.get(key) for key in SAME_WORK} == work and _seconds(run) == _seconds(run)
     ]  # fmt: skip
     if not plain:
         return "–", "no run with --method baseline of this recipe and machine is in the report"
-    return f"{statistics.mean(seconds) / statistics.mean(plain):.2f} ×", ""
+    same = [_seconds(run) for run in plain if _fingerprint(run) == _fingerprint(group.runs[0])]
+    if not same:
+        return "–", "the runs with --method baseline of this recipe and machine are of other images"
+    return f"{statistics.mean(seconds) / statistics.mean(same):.2f} ×", ""
 
 
 def _place(run: Run) -> str | None:

@@ -23,8 +23,12 @@ def in_words(found: Diagnosis) -> list[str]:
 
 
 @drawn
-def picture(found: Diagnosis) -> Picture:
-    """What can be predicted beside what is captured, and the noise of the validation images."""
+def picture(found: Diagnosis, done: int | None = None) -> Picture:
+    """What can be predicted beside what is captured, and the noise of the validation images.
+
+    Args:
+        done: epochs that the run has by now; a diagnosis that is older says so.
+    """
     figure = Figure(figsize=(8.8, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     names = list(found.predicted)[::-1]
@@ -45,12 +49,14 @@ def picture(found: Diagnosis) -> Picture:
     right.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7)
     right.minorticks_off()
     captured = "" if found.captured is None else f" The policy's outputs have {found.captured}."
+    reading = found.verdict()
+    if found.epoch is not None and done is not None and found.epoch < done:
+        reading = f"Measured after epoch {found.epoch}, and the run has {done} by now: {reading}"
     words = (
-        f"{found.verdict()} Correlations with the alignment, "
+        f"{reading} Correlations with the alignment, "
         + "; ".join(f"from {name} {value}" for name, value in found.predicted.items())
         + f".{captured} Two draws of validation images agree by "
         + "; ".join(f"{value.mean:.2f} at {size:,} images" for size, value in found.noise.items())
         + "."
     )
-    reading = found.verdict()
     return Picture("diagnosis", "Does it learn, and could it learn more?", reading, words, figure)

@@ -17,7 +17,7 @@ from torch import Tensor
 import metaaugment
 from metaaugment.ops import PAPER_OPS
 from metaaugment.report import curves, diagnosis, learned, runs
-from metaaugment.report.comparison import Group, alike, groups, table
+from metaaugment.report.comparison import Group, alike, groups, table, unlike
 from metaaugment.report.concerns import concerns
 from metaaugment.report.figures import describe
 from metaaugment.report.picture import ABOVE, BELOW, COLORS, Picture, tint
@@ -72,7 +72,10 @@ class Policy:
         found = [curves.weight_spread(self.run)] if len(self.run.quantiles[0]) else []
         epochs, p = self.run.distributions
         found += [learned.marginals(p[-1], int(epochs[-1]))] if len(epochs) else []
-        return found if self.run.diagnosis is None else [*found, diagnosis.picture(self.run.diagnosis)]
+        if self.run.diagnosis is not None:
+            rows = self.run.rows
+            found.append(diagnosis.picture(self.run.diagnosis, rows[-1]["epoch"] if rows else None))
+        return found
 
     @cached_property
     def magnitudes(self) -> list[Picture]:
@@ -183,7 +186,10 @@ class Report:
 
     @cached_property
     def missing(self) -> list[tuple[str, list[str]]]:
-        return [(title(run), run.missing) for run in self.runs if run.missing]
+        """What the folders of runs lack, after what is to be minded of the runs on one data set."""
+        found = [(f"Results on {part.name}", unlike(part.groups)) for part in self.data]
+        found += [(title(run), run.missing) for run in self.runs]
+        return [(name, sentences) for name, sentences in found if sentences]
 
     def html(self, refresh: int | None = None) -> str:
         """The page; with seconds to refresh after, one that loads itself anew."""

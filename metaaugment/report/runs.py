@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +22,8 @@ from metaaugment.training.folder import DIAGNOSIS, LARGEST, RECIPE, RESULT, is_n
 from metaaugment.training.log import Row
 from metaaugment.training.look import QUANTILES
 
-LOG = "log.jsonl"
+LOG, SEARCH = "log.jsonl", "search.json"
+INNER = re.compile(r"fold-\d+|trial-\d+|training|children")  # folders of a search that it trains in, which are no runs
 K = len(PAPER_OPS)
 # What every epoch of a run has.
 FIGURES = ("train_loss", "val_loss", "val_accuracy", "alpha", "effective_samples")
@@ -135,7 +137,9 @@ def find(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         found = run_folders(path)
         folders |= {folder.resolve(): folder for folder in found if folder.resolve() not in folders}
         if not found:
-            empty.append(f"{printable(path)} holds no run: neither {RECIPE} nor {LOG} is in it or below it")
+            reason = f"neither {RECIPE} nor {LOG} is in it or below it"
+            reason = "what a search trains is none" if any(path.rglob(SEARCH)) else reason
+            empty.append(f"{printable(path)} holds no run: {reason}")
     return [read(folder) for folder in folders.values()], empty
 
 
@@ -145,7 +149,8 @@ def run_folders(path: Path) -> list[Path]:
         if RECIPE in files or LOG in files:
             found.append(Path(folder))
             below.clear()
-        below[:] = sorted(name for name in below if not name.startswith("."))
+        inner = INNER if SEARCH in files else None
+        below[:] = sorted(name for name in below if not (name.startswith(".") or (inner and inner.fullmatch(name))))
     return found
 
 

@@ -1,6 +1,7 @@
 """DADA's search (Li et al., ECCV 2020): one training, in which a relaxed policy is learned beside the network."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch.optim import Adam, Optimizer
@@ -51,6 +52,11 @@ def trial(recipe: Recipe) -> Recipe:
     if recipe.dataset in ("cifar10", "cifar100"):
         recipe = replace(recipe, network="wrn-40-2", batch=128, lr=0.1, weight_decay=2e-4)
     return recipe
+
+
+def work(rows: Sequence[Row]) -> str:
+    """What rows are: the epochs of the one training."""
+    return f"{len(rows):,} epoch{'s' if len(rows) != 1 else ''} of one training"
 
 
 def find(lab: Laboratory, settings: Settings) -> FoundPolicy:

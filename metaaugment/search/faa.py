@@ -51,6 +51,7 @@ from metaaugment.search.laboratory import Laboratory, Row
 from metaaugment.search.studies import STUDIES, FileLock, claim, finished, give_up, open_studies, running, value
 from metaaugment.training.evaluation import evaluating
 from metaaugment.training.interruption import Interruption
+from metaaugment.training.trainer import Trainer
 from metaaugment.transformation import apply
 
 if TYPE_CHECKING:
@@ -100,12 +101,19 @@ def trial(recipe: Recipe) -> Recipe:
     return replace(recipe, epochs=min(recipe.epochs, 200), copies=1)
 
 
+def work(rows: Sequence[Row]) -> str:
+    """What rows are: the trainings of the folds' networks, and the policies that were tried on them."""
+    trained = len(rows) - len(_tried(rows))
+    return f"{len(rows) - trained:,} trials and {trained:,} training{'s' if trained != 1 else ''} of a network"
+
+
 def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
     """Go on until each fold has its trials; of one process and one seed always the same policy, stopped or not."""
     _check(lab, settings)
     key = _key(lab, settings)
     studies = _studies(lab.folder, settings, key)
     progress = _Progress(lab, settings)
+    progress.introduce(studies)
     while True:
         if settings.storage is None:
             give_up([(study, trial) for study in studies for trial in running(study)])
@@ -218,6 +226,7 @@ def train(lab: Laboratory, settings: Settings, number: int) -> Fold:
         lab.stop_if_asked()
         experiment = lab.experiment(data, method="baseline", policy=None)
         trainer = lab.trainer(experiment, lab.folder / f"fold-{number}")
+        trainer.watchers = [_Epochs(lab, number)]
         trainer.run()
         reader = Reader(lab.place.readers, lab.place.corrupt == "skip")
         held_out = on_device(data.val, lab.device)
@@ -316,8 +325,21 @@ class _Progress:
     """Says how far the search is, by the rows that there are: for each network, and each tenth of the trials."""
 
     def __init__(self, lab: Laboratory, settings: Settings) -> None:
-        self.lab, self.total = lab, settings.folds * (settings.trials + 1)
+        self.lab, self.settings, self.total = lab, settings, settings.folds * settings.trials
         self.seen = len(lab.trials())
+
+    def introduce(self, studies: "Sequence[Study]") -> None:
+        """What is to be trained before there are trials, where that is not done already."""
+        noted, recipe = _noted(self.lab), self.lab.recipe
+        unfinished = [fold for fold, study in enumerate(studies) if len(finished(study)) < self.settings.trials]
+        missing = sum((fold, 0) not in noted for fold in unfinished)
+        if missing > 0:
+            trained, judged = divide(self.lab.data.train.labels, self.settings.held_out, 0)
+            self.lab.say(
+                f"{missing} of {self.settings.folds} folds to train: {recipe.network} for {recipe.epochs} epochs on "
+                f"{len(trained):,} images each; then {self.settings.trials:,} trials on the {len(judged):,} images "
+                "held out of each"
+            )
 
     def look(self) -> None:
         rows, before = self.lab.trials(), self.seen
@@ -325,11 +347,39 @@ class _Progress:
         for row in rows[before:]:
             if row["number"] == 0:
                 self.lab.say(f"fold {row['fold']}: trained; loss {-row['objective']:.4f} on plain held-out images")
-        if 10 * self.seen // self.total > 10 * before // self.total:
-            tried = [row for row in rows if row["number"] > 0]
+        tried = _tried(rows)
+        if 10 * len(tried) // self.total > 10 * len(_tried(rows[:before])) // self.total:
             least = {fold: -max(row["objective"] for row in tried if row["fold"] == fold) for fold in _folds_of(tried)}
             losses = "".join(f"; fold {fold}: least loss {loss:.4f} on augmented ones" for fold, loss in least.items())
-            self.lab.say(f"{self.seen:,} of {self.total:,} trials{losses}")
+            self.lab.say(f"{len(tried):,} of {self.total:,} trials{losses}")
+
+
+class _Epochs:
+    """Says how far the network of a fold is, for each tenth of the epochs."""
+
+    def __init__(self, lab: Laboratory, fold: int) -> None:
+        self.lab, self.fold = lab, fold
+
+    def began(self, trainer: Trainer) -> None:
+        pass
+
+    def stepped(self, trainer: Trainer) -> None:
+        pass
+
+    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
+        done, epochs = trainer.epoch, trainer.epochs
+        if done * 10 // epochs > (done - 1) * 10 // epochs:
+            self.lab.say(
+                f"fold {self.fold}: epoch {done} of {epochs}; accuracy {row['val_accuracy']:.2%} on held-out images"
+            )
+
+    def ended(self, trainer: Trainer) -> None:
+        pass
+
+
+def _tried(rows: Sequence[Row]) -> list[Row]:
+    """Those of trials; the others are of networks."""
+    return [row for row in rows if row["number"] > 0]
 
 
 def _folds_of(rows: Sequence[Row]) -> list[int]:
@@ -375,6 +425,7 @@ def _work_together(lab: Laboratory, settings: Settings, key: str, processes: int
 
     tasks = [(lab.recipe, lab.place, lab.folder, settings, key, index) for index in range(processes)]
     dead = crew.work(_share, tasks, meanwhile)
+    look()  # at what the last of them noted on its way out
     if dead and len(lab.trials()) == before:
         raise ValueError(
             f"{len(dead)} of {processes} processes were killed, exit status {dead[0]}, before a trial was finished; "

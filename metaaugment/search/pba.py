@@ -1,6 +1,6 @@
 """The search of population based augmentation (Ho et al. 2019): a schedule, from one population of networks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -9,7 +9,7 @@ from metaaugment.experiments.flags import one_of, refuse
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import PAPER_OPS
 from metaaugment.search import population
-from metaaugment.search.laboratory import Laboratory
+from metaaugment.search.laboratory import Laboratory, Row
 from metaaugment.search.population import RAY_FOLDER, Functions
 
 # In its own order, which the schedules that its authors released have too.
@@ -81,6 +81,11 @@ def trial(recipe: Recipe) -> Recipe:
     return replace(
         recipe, per_class=PER_CLASS[recipe.dataset], network="wrn-40-2", epochs=200, lr=0.1, weight_decay=5e-4
     )
+
+
+def work(rows: Sequence[Row]) -> str:
+    """What rows are: the intervals that trials were trained through."""
+    return f"{len(rows):,} intervals of {len({row['trial'] for row in rows}):,} trials"
 
 
 def _functions(settings: Settings, recipe: Recipe) -> Functions:

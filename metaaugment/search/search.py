@@ -1,7 +1,8 @@
 """A search from beginning to end: its folder, its cost, and the policy file that it ends in."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from metaaugment.experiments.flags import check_agreement, flags
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe, check_kinds
-from metaaugment.search.laboratory import Laboratory
+from metaaugment.search.laboratory import Laboratory, Row
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.machine import commit, machine
@@ -31,13 +32,14 @@ class Kind:
 
     `system` names it. `settings` is a flat dataclass of what can be set, with a method `check` that refuses what cannot
     be; those that it names in `WHERE` decide where trials are made and nothing else. `find` is the search; `trial`
-    turns a recipe into that of a trial, where nothing else is asked for.
+    turns a recipe into that of a trial, where nothing else is asked for. `work` says what the rows of its folder are.
     """
 
     system: str
     settings: type
     find: Callable[[Laboratory, Any], FoundPolicy]
     trial: Callable[[Recipe], Recipe] = lambda recipe: recipe
+    work: Callable[[Sequence[Row]], str] = lambda rows: f"{len(rows):,} trials"
 
 
 def search(kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Console) -> Path:
@@ -74,7 +76,7 @@ def search(kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Con
             policy = kind.find(lab, settings)
         except Interrupted:
             command = _command(lab, settings)
-            lab.say(f"stopped after {len(lab.trials())} trials; nothing is lost, go on with: {command}")
+            lab.say(f"stopped after {kind.work(lab.trials())}; nothing is lost, go on with: {command}")
             raise
         except ValueError:
             # It never began: what was wrong can be mended, and the same folder be named again.
@@ -82,7 +84,8 @@ def search(kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Con
             raise
         cost = cost_of(lab)
         published.write(policy, file, search=about | {"cost": cost, "commit": commit()})
-    lab.say(f"{cost['trials']} trials, {cost['seconds']:,.0f} {cost['unit']} ({duration(cost['seconds'])}); {file}")
+    work = kind.work(lab.trials())
+    lab.say(f"{work}, {cost['seconds']:,.0f} {cost['unit']} ({duration(cost['seconds'])}); {file}")
     return file
 
 
@@ -104,22 +107,32 @@ def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place) -> tuple[
         raise ValueError(f"--out is {place.out}, but --resume goes on in {folder}; leave --out away")
     if not (folder / SEARCH).exists():
         raise ValueError(f"{folder} is no search: it has no {SEARCH}; begin one with --out {folder}")
-    try:
+    with _intact(folder / SEARCH):
         values = run_folder.read_json(folder / SEARCH)
-        found, set_then = Recipe.from_json(values["recipe"]), kind.settings(**values["settings"])
-        check_kinds("search", kind.settings, values["settings"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / SEARCH} is damaged: {error}; begin another search with --out") from None
-    if (found.name, found.method) != (recipe.name, recipe.method):
+        found = Recipe.from_json(values["recipe"])
+    # Before its settings are read: those of another search are not damaged.
+    if (found.name, found.method) != (recipe.name, kind.system):
         raise ValueError(
-            f"{folder} is a search of {found.method} for {found.name}, not of {recipe.method} for {recipe.name}; "
+            f"{folder} is a search of {found.method} for {found.name}, not of {kind.system} for {recipe.name}; "
             "name those"
         )
+    with _intact(folder / SEARCH):
+        set_then = kind.settings(**values["settings"])
+        check_kinds("search", kind.settings, values["settings"])
     check_agreement(folder, recipe, kind.trial(RECIPES[recipe.name]()), found)
     free = {name: getattr(settings, name) for name in getattr(settings, "WHERE", ())}
     set_then = replace(set_then, **free)
     check_agreement(folder, settings, kind.settings(), set_then)
     return found, set_then
+
+
+@contextmanager
+def _intact(file: Path) -> Iterator[None]:
+    """Whatever cannot be read of a record is its damage."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} is damaged: {error}; begin another search with --out") from None
 
 
 def _command(lab: Laboratory, settings: Any) -> str:
