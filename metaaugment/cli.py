@@ -261,8 +261,9 @@ def fetching() -> Iterator[Callable[[str, int, int | None], None]]:
         yield progress
 
 
-def trainer_of(name: str) -> Callable[..., None]:
+def trainer_of(name: str, args: Sequence[str]) -> Callable[..., None]:
     """The command that trains a recipe: its fields, and where it runs, as flags."""
+    from metaaugment.experiments.flags import said
     from metaaugment.experiments.paper import RECIPES
     from metaaugment.experiments.place import Place
     from metaaugment.experiments.recipe import Recipe
@@ -273,7 +274,7 @@ def trainer_of(name: str) -> Callable[..., None]:
     ) -> None:
         from metaaugment.experiments import run
 
-        run.train(recipe, place, Patient(soft_wrap=True, quiet=rank() > 0))
+        run.train(recipe, place, Patient(soft_wrap=True, quiet=rank() > 0), said(args))
 
     train.__doc__ = RECIPES[name].__doc__
     train.__defaults__ = (RECIPES[name](), Place())
@@ -401,10 +402,11 @@ def searches() -> "dict[str, Kind]":
     return SEARCHES
 
 
-def searcher_of(system: str, name: str) -> Callable[..., None]:
+def searcher_of(system: str, name: str, args: Sequence[str]) -> Callable[..., None]:
     """The command that searches for a policy of a system on a recipe's data, with its network."""
     from dataclasses import replace
 
+    from metaaugment.experiments.flags import said
     from metaaugment.experiments.paper import RECIPES
     from metaaugment.experiments.place import Place
     from metaaugment.experiments.recipe import Recipe
@@ -418,7 +420,7 @@ def searcher_of(system: str, name: str) -> Callable[..., None]:
     ) -> None:
         from metaaugment.search.search import search
 
-        search(kind, recipe, settings, place, Patient(soft_wrap=True))
+        search(kind, recipe, settings, place, Patient(soft_wrap=True), said(args))
 
     search.__doc__ = f"{cleandoc(kind.settings.__doc__ or '')}\n\nData and network: {name}."
     search.__defaults__ = (kind.trial(replace(RECIPES[name](), method=system)), kind.settings(), Place())
@@ -435,13 +437,13 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     train = tyro.extras.SubcommandApp()
     # Where a recipe is named, its flags alone: the nearest of an unknown one is looked for among all that there are.
     for name in [name for name in args[1:2] if name in RECIPES] or RECIPES:
-        train.command(name=name)(trainer_of(name))
+        train.command(name=name)(trainer_of(name, args))
     search = tyro.extras.SubcommandApp()
     # Reading the searches takes a moment; they are read where one is asked for.
     for system in searches() if args[:1] == ["search"] else ():
         on = tyro.extras.SubcommandApp()
         for name in [name for name in args[2:3] if name in RECIPES] or RECIPES:
-            on.command(name=name)(searcher_of(system, name))
+            on.command(name=name)(searcher_of(system, name, args))
         search.command(on, name=system, help=cleandoc(searches()[system].settings.__doc__ or ""))
     app = tyro.extras.SubcommandApp()
     app.command(train, name="train", help="Train a network by a recipe.")

@@ -236,6 +236,8 @@ def test_other_settings_are_refused_when_it_goes_on(tmp_path: Path) -> None:
     resumed = Place(resume=tmp_path / "s", device="cpu")
     with pytest.raises(ValueError, match=r"--tries is 5, but .* was begun with 3"):
         search(finder(), recipe(), Settings(tries=5), resumed, QUIET)
+    with pytest.raises(ValueError, match=r"--epochs is 40, but .* was begun with 1"):  # the recipe's own, if it is said
+        search(finder(), recipe(epochs=40), Settings(), resumed, QUIET, {"epochs"})
     with pytest.raises(ValueError, match=r"--batch is 7, but .* was begun with 50"):
         search(finder(), recipe(batch=7), Settings(), resumed, QUIET)
     with pytest.raises(ValueError, match="is a search of faa for digits, not of faa for folder"):

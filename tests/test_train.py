@@ -153,6 +153,17 @@ def test_data_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "metaaugment data get omniglot" in lines["omniglot"][-1]
 
 
+def test_a_flag_with_its_usual_value_is_no_less_said(tmp_path: Path, capsys: Captured) -> None:
+    usual = RECIPES["digits"]()
+    assert program("train", "digits", *QUICK, "--flip", "--out", tmp_path / "run") == 0
+    again = ("train", "digits", "--resume", tmp_path / "run")
+    said = refused(capsys, *again, "--epochs", usual.epochs)
+    assert f"--epochs is {usual.epochs}, but {tmp_path / 'run'} was begun with 1; leave the flag away" in said
+    assert "--flip is False, but" in refused(capsys, *again, "--no-flip")
+    assert "--per-class is None, but" in refused(capsys, *again, "--per-class=None")
+    assert program(*again, "--epochs", 1, "--flip") == 0
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (5400, "1 h 30 min")]
 )

@@ -1,7 +1,7 @@
 """Dataclasses as flags of the command line: how a value is refused, agreed on, and said again."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,20 @@ def flags(value: Any, default: Any, names: Iterable[str] | None = None) -> list[
     return words
 
 
-def check_agreement(folder: Path, asked: Any, default: Any, recorded: Any) -> None:
-    """Refuse settings, a dataclass, that were asked for and are others than those that a folder was begun with."""
+def said(args: Iterable[str]) -> frozenset[str]:
+    """The fields whose flags a command has, whatever their values are."""
+    names = (arg.split("=")[0].removeprefix("--").removeprefix("no-") for arg in args if arg.startswith("--"))
+    return frozenset(name.replace("-", "_") for name in names)
+
+
+def check_agreement(folder: Path, asked: Any, default: Any, recorded: Any, said: Collection[str] = frozenset()) -> None:
+    """Refuse settings, a dataclass, that were asked for and are others than those that a folder was begun with.
+
+    What is not the default was asked for, and so were the fields that `said` names.
+    """
     for name in (field.name for field in fields(asked)):
         wish, found = getattr(asked, name), getattr(recorded, name)
-        if wish != getattr(default, name) and wish != found:
+        if (wish != getattr(default, name) or name in said) and wish != found:
             raise ValueError(
                 f"{flag(name)} is {wish!r}, but {folder} was begun with {found!r}; "
                 "leave the flag away, or begin another one with --out"

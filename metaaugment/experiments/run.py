@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,13 +37,13 @@ from metaaugment.training.trainer import Phase, Trainer, Watcher
 DYING = 30.0
 
 
-def train(recipe: Recipe, place: Place, console: Console) -> dict[str, Any]:
-    """Train to the end and write `result.json`; returns what it holds.
+def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] = frozenset()) -> dict[str, Any]:
+    """Train to the end and write `result.json`; returns what it holds. `said`: as in `check_agreement`.
 
     Of several processes the first one alone looks at the folder and writes to it; what it finds there all go by.
     """
     place = first(lambda: _again(recipe, place))
-    recipe, resumed = first(lambda: _recorded(recipe, place))
+    recipe, resumed = first(lambda: _recorded(recipe, place, said))
     experiment = prepare(recipe, place, console)
     out = _folder(recipe, place)
     watchers: list[Watcher] = []
@@ -218,7 +218,7 @@ def _about(data: DataSet) -> dict[str, Any]:
     }
 
 
-def _recorded(recipe: Recipe, place: Place) -> tuple[Recipe, bool]:
+def _recorded(recipe: Recipe, place: Place, said: Collection[str]) -> tuple[Recipe, bool]:
     """The recipe of a run to be resumed; what was asked for besides must agree with it."""
     if place.resume is None:
         return recipe, False
@@ -232,7 +232,7 @@ def _recorded(recipe: Recipe, place: Place) -> tuple[Recipe, bool]:
     recorded = read_recipe(file)
     if recorded.name != recipe.name:
         raise ValueError(f"{place.resume} is a run of {recorded.name}, not of {recipe.name}; name that recipe")
-    check_agreement(place.resume, recipe, RECIPES[recipe.name](), recorded)
+    check_agreement(place.resume, recipe, RECIPES[recipe.name](), recorded, said)
     return recorded, True
 
 

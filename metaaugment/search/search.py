@@ -1,7 +1,7 @@
 """A search from beginning to end: its folder, its cost, and the policy file that it ends in."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -42,10 +42,15 @@ class Kind:
     work: Callable[[Sequence[Row]], str] = lambda rows: f"{len(rows):,} trials"
 
 
-def search(kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Console) -> Path:
-    """Search to the end; returns the policy file. One that was stopped goes on where it stopped, by `place.resume`."""
+def search(
+    kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Console, said: Collection[str] = frozenset()
+) -> Path:
+    """Search to the end; returns the policy file. One that was stopped goes on where it stopped, by `place.resume`.
+
+    `said`: as in `check_agreement`.
+    """
     if place.resume is not None:
-        recipe, settings = _recorded(kind, recipe, settings, place)
+        recipe, settings = _recorded(kind, recipe, settings, place, said)
     recipe.check()
     if recipe.policy is not None or place.tensorboard:
         flag = "--policy" if recipe.policy is not None else "--tensorboard"
@@ -99,7 +104,7 @@ def cost_of(lab: Laboratory) -> dict[str, Any]:
     }
 
 
-def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place) -> tuple[Recipe, Any]:
+def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Collection[str]) -> tuple[Recipe, Any]:
     """What a search to be resumed was begun with; what was asked for besides must agree with it."""
     folder = place.resume
     assert folder is not None
@@ -119,10 +124,10 @@ def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place) -> tuple[
     with _intact(folder / SEARCH):
         set_then = kind.settings(**values["settings"])
         check_kinds("search", kind.settings, values["settings"])
-    check_agreement(folder, recipe, kind.trial(RECIPES[recipe.name]()), found)
+    check_agreement(folder, recipe, kind.trial(RECIPES[recipe.name]()), found, said)
     free = {name: getattr(settings, name) for name in getattr(settings, "WHERE", ())}
     set_then = replace(set_then, **free)
-    check_agreement(folder, settings, kind.settings(), set_then)
+    check_agreement(folder, settings, kind.settings(), set_then, said)
     return found, set_then
 
 
