@@ -327,7 +327,7 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping) or not {"alpha", "steps", "skipped"} <= state.keys():
             found = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            raise ValueError(f"this is no state of a learner, but has {found}; give what its state_dict() has returned")
+            raise KeyError(f"this is no state of a learner, but has {found}; give what its state_dict() has returned")
         with torch.no_grad():
             self.alpha.copy_(state["alpha"])
             self._skipped.copy_(state["skipped"])

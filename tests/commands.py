@@ -24,7 +24,7 @@ def program(*args: object) -> int:
 def understood(commands: Sequence[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What each of our commands would do, in a word or two; one that is refused ends the test."""
     asked = []
-    monkeypatch.setattr(run, "train", lambda recipe, place, console: asked.append(recipe.name))
+    monkeypatch.setattr(run, "train", lambda recipe, *more: asked.append(recipe.name))
     monkeypatch.setattr(searching, "search", lambda kind, recipe, *more: asked.append(f"{kind.system} {recipe.name}"))
     monkeypatch.setattr(reproduce, "reproduce", lambda rows, *more: asked.append(rows[0].table))
     monkeypatch.setattr(download, "get", lambda name, *more: asked.append(name))

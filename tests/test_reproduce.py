@@ -48,7 +48,7 @@ def test_every_entry_is_a_recipe_that_the_command_line_understands(
 ) -> None:
     """What a process is told comes out as the same recipe, every value of it."""
     asked: list[Recipe] = []
-    monkeypatch.setattr(run, "train", lambda recipe, place, console: asked.append(recipe))
+    monkeypatch.setattr(run, "train", lambda recipe, *more: asked.append(recipe))
     policy = Path("some.safetensors") if entry.under else None
     recipe = row.run(entry, 3, 97, policy)
     cli.main(["train", recipe.name, *flags(recipe, RECIPES[recipe.name]())])

@@ -104,7 +104,9 @@ def cost_of(lab: Laboratory) -> dict[str, Any]:
     }
 
 
-def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Collection[str]) -> tuple[Recipe, Any]:
+def _recorded(
+    kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Collection[str] = frozenset()
+) -> tuple[Recipe, Any]:
     """What a search to be resumed was begun with; what was asked for besides must agree with it."""
     folder = place.resume
     assert folder is not None
