@@ -672,7 +672,7 @@ def test_a_validation_batch_in_parts_is_the_whole_one() -> None:
 # -- what it is for --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_learned_weights_are_sample_aware(seed: int) -> None:
     """Among moved samples alone they tell a destroyed label from an intact one, which no policy of the data set can."""
     import sample_aware
