@@ -25,8 +25,6 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from metaaugment.replay import no_draws
-
 Parameters = dict[str, nn.Parameter]
 Gradient = Sequence[Tensor]
 
@@ -168,8 +166,7 @@ def moved(parameters: Sequence[Tensor], direction: Gradient, length: Tensor) -> 
 
 @contextmanager
 def undisturbed(network: nn.Module, buffers: "Buffers | None" = None) -> Iterator[None]:
-    """Passes inside leave no trace in running statistics, any other buffer, or Python's and numpy's generators, and
-    start from `buffers` if given.
+    """Passes inside leave no trace in running statistics or any other buffer, and start from `buffers` if given.
 
     Not by restoring them: a graph kept over the training pass would call a buffer that was written since invalid.
     Batch normalisation is told not to track; other modules work on copies.
@@ -181,8 +178,7 @@ def undisturbed(network: nn.Module, buffers: "Buffers | None" = None) -> Iterato
             module.track_running_stats = False
         for module, kept in (now if buffers is None else buffers).items():
             module._buffers.update({name: b if b is None else b.clone() for name, b in kept.items()})
-        with no_draws():
-            yield
+        yield
     finally:
         for module in tracking:
             module.track_running_stats = True

@@ -28,10 +28,17 @@ from metaaugment.hypergradient import (
     outer_loss,
     undisturbed,
 )
-from metaaugment.observation import Observation, check_batch, check_labels, check_logits, check_losses
+from metaaugment.observation import (
+    Observation,
+    check_batch,
+    check_highest,
+    check_labels,
+    check_logits,
+    check_losses,
+)
 from metaaugment.ops import Space
 from metaaugment.policy import evidence, normalize
-from metaaugment.replay import Replay, precisions
+from metaaugment.replay import Replay, no_draws, precisions
 from metaaugment.transformation import Transformation, apply
 
 Batch = tuple[Tensor, Tensor]
@@ -157,7 +164,7 @@ class Learner:
         and no generator goes on."""
         network, gpu = bare(self.network), self.device.type == "cuda"
         before = None if self.generator is None else self.generator.get_state()
-        with torch.random.fork_rng([self.device] if gpu else []), ExitStack() as stack:
+        with torch.random.fork_rng([self.device] if gpu else []), no_draws(), ExitStack() as stack:
             for module in (network, self.extractor):
                 if module is not None:
                     stack.enter_context(undisturbed(module))
@@ -439,7 +446,7 @@ class Learner:
         # On a GPU labels are looked at once, because the host has to wait for it.
         if self.device.type != "cuda" or what not in self._checked:
             check_logits(logits)
-            check_labels(logits, labels, what, self.loss is not cross_entropy)
+            (check_labels if self.loss is cross_entropy else check_highest)(logits, labels, what)
             self._checked.add(what)
         losses = self.loss(logits, labels)
         check_losses(losses, labels, what)

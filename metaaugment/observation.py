@@ -59,20 +59,19 @@ def check_logits(logits: Tensor) -> None:
         )
 
 
-def check_labels(logits: Tensor, labels: Tensor, what: str, own_loss: bool = False) -> None:
-    """Class numbers, or probabilities of the classes. A loss of the user's own may take others: what looks like a class
-    number must then be below their number, because a GPU would end the program, and may be negative (ignored)."""
-    if own_loss:
-        if (
-            labels.shape == logits.shape[:1]
-            and labels.dtype == torch.int64
-            and 1 < logits.shape[1] <= int(labels.max())
-        ):
-            raise ValueError(
-                f"a {what} label is {int(labels.max())}, but the network has {logits.shape[1]} classes, 0 to "
-                f"{logits.shape[1] - 1}; labels that are no class numbers must be of another type than int64"
-            )
-        return
+def check_highest(logits: Tensor, labels: Tensor, what: str) -> None:
+    """Of labels for a loss of the user's own, which may ignore negative ones or take other than class numbers: those
+    that look like class numbers must not be above them, for which a GPU would end the program."""
+    classes = logits.shape[1]
+    if labels.shape == logits.shape[:1] and labels.dtype == torch.int64 and 1 < classes <= int(labels.max()):
+        raise ValueError(
+            f"a {what} label is {int(labels.max())}, but the network has {classes} classes, 0 to {classes - 1}; "
+            "labels that are no class numbers must be of another type than int64"
+        )
+
+
+def check_labels(logits: Tensor, labels: Tensor, what: str) -> None:
+    """Class numbers, or probabilities of the classes, as cross-entropy takes them."""
     classes = logits.shape[1]
     numbers = labels.shape == logits.shape[:1] + logits.shape[2:] and labels.dtype in (torch.int64, torch.uint8)
     if not numbers and not (labels.shape == logits.shape and labels.is_floating_point()):

@@ -229,9 +229,8 @@ class LearnedPolicy:
             raise ValueError(f"labels is a {type(labels).__name__}; give a torch tensor, or name it: generator=…")
         if not self.needs_labels:
             return
-        if not isinstance(labels, Tensor) or labels.shape != (len(images),) or labels.dtype not in INDEX_TYPES:
-            is_tensor = isinstance(labels, Tensor)
-            found = f"{labels.dtype} {tuple(labels.shape)}" if is_tensor else "none" if labels is None else type(labels)
+        if labels is None or labels.shape != (len(images),) or labels.dtype not in INDEX_TYPES:
+            found = "none" if labels is None else f"{labels.dtype} {tuple(labels.shape)}"
             raise ValueError(
                 f"the policy looks at labels, and got {found} for {len(images)} images; give one whole number each, "
                 "policy.augment(images, labels), or use its p alone: policy.sampler_only()"

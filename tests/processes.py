@@ -1,6 +1,7 @@
-"""Processes of a test that work together by gloo."""
+"""Processes of a test: those that work together by gloo, and waiting for what others do."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,3 +36,11 @@ def _one(rank: int, world: int, folder: str, work: Callable[..., Any], args: tup
     meet(rank, world, folder)
     torch.save(work(rank, world, *args), f"{folder}/{rank}.pt")
     leave()
+
+
+def until(fact: Callable[[], bool]) -> None:
+    """Wait for it; where it does not come for ten minutes the test fails by itself."""
+    for _ in range(60_000):
+        if fact():
+            return
+        time.sleep(0.01)

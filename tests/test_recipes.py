@@ -225,7 +225,7 @@ def test_a_missing_field_is_named() -> None:
 # -- what no run can have --------------------------------------------------------------------------------------------
 
 NAN, INF = math.nan, math.inf
-COUNT, MANY, SIZE = (0, -1), (-1,), (-0.1, NAN, INF, -INF)
+COUNT, MANY, SIZE = (0, -1, 10**400), (-1, 10**400), (-0.1, NAN, INF, -INF)
 IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("epochs", "batch", "copies", "policy_batch", "window", "every"), COUNT),
     **dict.fromkeys(("warmup_epochs", "random_epochs", "frozen_epochs", "crop", "baseline_crop", "cutout"), MANY),

@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,8 @@ from metaaugment.experiments.reproduce import Job, Queue, Where, folder_name, pl
 from metaaugment.experiments.tables import COMPARISONS, ROWS, Entry, Row, find_rows
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted
+
+from processes import until
 
 ROOT = Path(__file__).parent.parent
 QUIET = Console(quiet=True)
@@ -377,8 +378,7 @@ def test_a_signal_stops_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     queue = Queue(jobs(tmp_path, 2), 2, QUIET)
 
     def ask() -> None:
-        while living(tmp_path) < 2:
-            time.sleep(0.01)
+        until(lambda: living(tmp_path) == 2)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=ask, daemon=True).start()
@@ -432,8 +432,7 @@ def test_a_report_that_cannot_be_written_hides_no_interruption(
         return "the report"
 
     def ask() -> None:
-        while living(tmp_path) < 1:
-            time.sleep(0.01)
+        until(lambda: living(tmp_path) > 0)
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(results, "markdown", markdown)

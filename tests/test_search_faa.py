@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +37,7 @@ from metaaugment.search.search import search
 from metaaugment.search.studies import FileLock, JournalLock
 from metaaugment.training.interruption import Interrupted
 
+from processes import until
 from trees import write_folder
 
 FAA = SEARCHES["faa"]
@@ -406,11 +406,6 @@ def writers(folder: Path, word: str) -> set[str]:
     file = folder / studies.STUDIES
     lines = file.read_text().splitlines() if file.exists() else []
     return {line.split('"worker_id":"')[1].split('"')[0] for line in lines if f'"{word}"' in line}
-
-
-def until(true: Callable[[], bool]) -> None:
-    while not true():
-        time.sleep(0.01)
 
 
 def test_what_a_process_has_to_say_reaches_the_user_as_one_sentence(tmp_path: Path) -> None:

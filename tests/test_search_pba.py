@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
@@ -36,6 +35,8 @@ from metaaugment.training import checkpoint
 from metaaugment.training.interruption import Interrupted
 from metaaugment.training.trainer import Trainer
 
+import processes
+from processes import until
 from trees import write_folder
 
 KIND = SEARCHES["pba"]
@@ -468,8 +469,8 @@ def ray_session() -> Iterator[str]:
 
     from metaaugment.search import ray_population
 
-    # Tests have workers of their own, and Ray's processes cannot import this file.
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    for module in (sys.modules[__name__], processes):  # tests have workers of their own, which cannot import these
+        ray.cloudpickle.register_pickle_by_value(module)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_worker_niceness", "0")  # or they wait for as long as other tests have work
         with ray_population._session(2, None, "cpu"):
@@ -571,14 +572,6 @@ def test_ray_has_a_trial_go_on_from_one_that_is_ahead(
     assert found.epochs == 3
     assert generations(out, 0) == {0, 1, 2}
     assert generations(out, 1) == {0, 2}
-
-
-def until(fact: Callable[[], bool]) -> None:
-    """Wait for it; where it does not come for ten minutes the test fails by itself."""
-    for _ in range(6000):
-        if fact():
-            return
-        time.sleep(0.1)
 
 
 def generations(out: Path, number: int) -> set[int]:

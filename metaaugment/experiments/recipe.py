@@ -17,7 +17,8 @@ from metaaugment.ops import MAX_MAGNITUDE, SPACES
 from metaaugment.policy import POLICIES
 
 MOST_COPIES = 1024  # the paper has 4, and adversarial AutoAugment 8
-MOST_RATE = 1e30  # networks have single precision, which ends at 3e38
+# Of rates, as networks have single precision, which ends at 3e38; and of counts, as JSON has whole numbers of any size.
+LARGEST = 1e30
 
 
 @dataclass(frozen=True)
@@ -147,19 +148,22 @@ class Recipe:
             one_of(getattr(self, name), allowed, flag(name))
         self._refuse("split_seed", 0 <= self.split_seed < 2**32, f"0 to {2**32 - 1}")
         for name in ("epochs", "batch", "copies", "policy_batch", "window", "every"):
-            self._refuse(name, getattr(self, name) >= 1, "a whole number of at least 1")
+            good = 1 <= getattr(self, name) < LARGEST
+            self._refuse(name, good, f"a whole number of at least 1, and below {LARGEST:g}")
         self._refuse("copies", self.copies <= MOST_COPIES, f"at most {MOST_COPIES:,}")
         for name in ("warmup_epochs", "random_epochs", "frozen_epochs", "seed"):
-            self._refuse(name, getattr(self, name) >= 0, "0 or more")
+            self._refuse(name, 0 <= getattr(self, name) < LARGEST, f"0 or more, and below {LARGEST:g}")
         for name in ("crop", "baseline_crop", "cutout"):
             self._refuse(name, 0 <= getattr(self, name) < 2**16, "0 or more, and less than 65,536")
         for name in ("lr", "warmup_lr", "weight_decay", "policy_lr", "policy_weight_decay", "alpha"):
-            self._refuse(name, 0 <= getattr(self, name) < MOST_RATE, f"a number of 0 or more, and below {MOST_RATE:g}")
+            self._refuse(
+                name, 0 <= getattr(self, name) < LARGEST, f"a number of 0 or more, and below {LARGEST:g}"
+            )
         for name in ("momentum", "policy_momentum", "label_smoothing"):
             self._refuse(name, 0 <= getattr(self, name) < 1, "0 or more, and less than 1")
         for name in ("clip", "policy_clip", "size", "per_class"):
-            good = getattr(self, name) is None or 0 < getattr(self, name) < MOST_RATE
-            self._refuse(name, good, f"above 0, and below {MOST_RATE:g}")
+            good = getattr(self, name) is None or 0 < getattr(self, name) < LARGEST
+            self._refuse(name, good, f"above 0, and below {LARGEST:g}")
         self._refuse("sharpness", 0 < self.sharpness <= 5, "above 0, and at most 5")
         sees_more = self.policy_network.endswith(("clue-policy", "label-policy"))
         self._refuse("extractor", self.extractor == "shared" or not sees_more,

@@ -11,10 +11,10 @@ from metaaugment.baselines.sub_policies import SubPolicies
 from metaaugment.experiments.experiment import Experiment
 from metaaugment.experiments.flags import refuse
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.search.laboratory import Laboratory
+from metaaugment.search.laboratory import Laboratory, another_tenth
 from metaaugment.search.relaxed import FUNCTIONS, RelaxedLearner, RelaxedPolicy
 from metaaugment.training.log import Row
-from metaaugment.training.trainer import Trainer
+from metaaugment.training.trainer import Trainer, Watcher
 
 SPACE, MAX_LEVEL = "faa", 1
 BETAS = 0.5, 0.999  # of Adam, for the policy
@@ -88,7 +88,7 @@ def policy_of(trainer: Trainer) -> RelaxedPolicy:
     return policy
 
 
-class Notes:
+class Notes(Watcher):
     """Remembers each epoch as a trial of the search, once, and says every tenth or so how far it is."""
 
     def __init__(self, lab: Laboratory) -> None:
@@ -102,19 +102,13 @@ class Notes:
     def ended_epoch(self, trainer: Trainer, row: Row) -> None:
         self._note(row)
         done, epochs = trainer.epoch, trainer.epochs
-        if done * 10 // epochs > (done - 1) * 10 // epochs:
+        if another_tenth(done - 1, done, epochs):
             share, names = policy_of(trainer).favourite()
             loss = "not finite" if row["val_loss"] is None else f"{row['val_loss']:.4f}"
             self.lab.say(
                 f"epoch {done} of {epochs}: validation loss {loss}, accuracy "
                 f"{row['val_accuracy']:.2%}; most drawn: {' and '.join(names)}, {share:.2%}"
             )
-
-    def stepped(self, trainer: Trainer) -> None:
-        pass
-
-    def ended(self, trainer: Trainer) -> None:
-        pass
 
     def _note(self, row: Row) -> None:
         if any(trial["trial"] == row["epoch"] for trial in self.lab.trials()):

@@ -47,11 +47,11 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import INDEX, OPS, PAPER_OPS
 from metaaugment.search import crew
-from metaaugment.search.laboratory import Laboratory, Row
+from metaaugment.search.laboratory import Laboratory, Row, another_tenth
 from metaaugment.search.studies import STUDIES, FileLock, claim, finished, give_up, open_studies, running, value
 from metaaugment.training.evaluation import evaluating
 from metaaugment.training.interruption import Interruption
-from metaaugment.training.trainer import Trainer
+from metaaugment.training.trainer import Trainer, Watcher
 from metaaugment.transformation import apply
 
 if TYPE_CHECKING:
@@ -348,33 +348,24 @@ class _Progress:
             if row["number"] == 0:
                 self.lab.say(f"fold {row['fold']}: trained; loss {-row['objective']:.4f} on plain held-out images")
         tried = _tried(rows)
-        if 10 * len(tried) // self.total > 10 * len(_tried(rows[:before])) // self.total:
+        if another_tenth(len(_tried(rows[:before])), len(tried), self.total):
             least = {fold: -max(row["objective"] for row in tried if row["fold"] == fold) for fold in _folds_of(tried)}
             losses = "".join(f"; fold {fold}: least loss {loss:.4f} on augmented ones" for fold, loss in least.items())
             self.lab.say(f"{len(tried):,} of {self.total:,} trials{losses}")
 
 
-class _Epochs:
+class _Epochs(Watcher):
     """Says how far the network of a fold is, for each tenth of the epochs."""
 
     def __init__(self, lab: Laboratory, fold: int) -> None:
         self.lab, self.fold = lab, fold
 
-    def began(self, trainer: Trainer) -> None:
-        pass
-
-    def stepped(self, trainer: Trainer) -> None:
-        pass
-
     def ended_epoch(self, trainer: Trainer, row: Row) -> None:
         done, epochs = trainer.epoch, trainer.epochs
-        if done * 10 // epochs > (done - 1) * 10 // epochs:
+        if another_tenth(done - 1, done, epochs):
             self.lab.say(
                 f"fold {self.fold}: epoch {done} of {epochs}; accuracy {row['val_accuracy']:.2%} on held-out images"
             )
-
-    def ended(self, trainer: Trainer) -> None:
-        pass
 
 
 def _tried(rows: Sequence[Row]) -> list[Row]:

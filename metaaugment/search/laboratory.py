@@ -98,3 +98,8 @@ class Laboratory:
 
     def say(self, sentence: str) -> None:
         self.console.print(sentence, highlight=False, soft_wrap=True)
+
+
+def another_tenth(before: int, done: int, total: int) -> bool:
+    """Whether work has come to another tenth of all, which is when it is worth a line."""
+    return 10 * done // total > 10 * before // total

@@ -24,7 +24,7 @@ from metaaugment.experiments.experiment import Experiment
 from metaaugment.learner import Learner
 from metaaugment.policy import UniformPolicy
 from metaaugment.sealed import write_atomically
-from metaaugment.search.laboratory import Laboratory, Row
+from metaaugment.search.laboratory import Laboratory, Row, another_tenth
 from metaaugment.training import checkpoint
 from metaaugment.training.folder import read_json, write_json
 
@@ -200,5 +200,5 @@ def row(trial: int, generation: int, epochs: range, objective: float, seconds: f
 
 def tell(lab: Laboratory, done: int, total: int, best: float) -> None:
     """A line for each tenth of the work."""
-    if done * 10 // total > (done - 1) * 10 // total:
+    if another_tenth(done - 1, done, total):
         lab.say(f"{done:,} of {total:,} intervals; best validation accuracy {best:.2%}")

@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, track
 
 from metaaugment.training.log import Row
-from metaaugment.training.trainer import Trainer
+from metaaugment.training.trainer import Trainer, Watcher
 
 REFRESH = 1.0  # seconds between looks at the running loss, each of which waits for the device
 NEWS = 30.0  # seconds between lines on what has no epochs
 
 
-class Bar:
+class Bar(Watcher):
     """One bar for the whole run, with running loss, last validation accuracy, images a second and the time left."""
 
     def __init__(self, console: Console) -> None:
@@ -55,7 +55,7 @@ class Bar:
         return f"epoch {min(trainer.epoch + 1, trainer.epochs)}/{trainer.epochs}"
 
 
-class Lines:
+class Lines(Watcher):
     """One line an epoch."""
 
     def __init__(self, console: Console) -> None:
@@ -63,9 +63,6 @@ class Lines:
 
     def began(self, trainer: Trainer) -> None:
         self.started, self.first = time.monotonic(), trainer.epoch
-
-    def stepped(self, trainer: Trainer) -> None:
-        pass
 
     def ended_epoch(self, trainer: Trainer, row: Row) -> None:
         each = (time.monotonic() - self.started) / (trainer.epoch - self.first)
@@ -76,11 +73,8 @@ class Lines:
             highlight=False,
         )
 
-    def ended(self, trainer: Trainer) -> None:
-        pass
 
-
-class TensorBoard:
+class TensorBoard(Watcher):
     """Every number of the log, by epoch."""
 
     def __init__(self, folder: Path) -> None:
@@ -94,9 +88,6 @@ class TensorBoard:
 
     def began(self, trainer: Trainer) -> None:
         self.writer = self.make(self.folder)
-
-    def stepped(self, trainer: Trainer) -> None:
-        pass
 
     def ended_epoch(self, trainer: Trainer, row: Row) -> None:
         for name, value in row.items():

@@ -34,12 +34,19 @@ class Phase:
 
 
 class Watcher(Protocol):
-    """Whoever wants to know how far a run is."""
+    """Whoever wants to know how far a run is; what a subclass leaves out does nothing."""
 
-    def began(self, trainer: "Trainer") -> None: ...
-    def stepped(self, trainer: "Trainer") -> None: ...
-    def ended_epoch(self, trainer: "Trainer", row: Row) -> None: ...
-    def ended(self, trainer: "Trainer") -> None: ...
+    def began(self, trainer: "Trainer") -> None:
+        """Ahead of the first step of this process."""
+
+    def stepped(self, trainer: "Trainer") -> None:
+        """Behind each step."""
+
+    def ended_epoch(self, trainer: "Trainer", row: Row) -> None:
+        """Behind each epoch, with its row of the log."""
+
+    def ended(self, trainer: "Trainer") -> None:
+        """At the end, however it came."""
 
 
 class Trainer:
