@@ -156,9 +156,7 @@ class Recipe:
         for name in ("crop", "baseline_crop", "cutout"):
             self._refuse(name, 0 <= getattr(self, name) < 2**16, "0 or more, and less than 65,536")
         for name in ("lr", "warmup_lr", "weight_decay", "policy_lr", "policy_weight_decay", "alpha"):
-            self._refuse(
-                name, 0 <= getattr(self, name) < LARGEST, f"a number of 0 or more, and below {LARGEST:g}"
-            )
+            self._refuse(name, 0 <= getattr(self, name) < LARGEST, f"a number of 0 or more, and below {LARGEST:g}")
         for name in ("momentum", "policy_momentum", "label_smoothing"):
             self._refuse(name, 0 <= getattr(self, name) < 1, "0 or more, and less than 1")
         for name in ("clip", "policy_clip", "size", "per_class"):
