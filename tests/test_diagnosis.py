@@ -128,10 +128,18 @@ def test_halves_have_nothing_in_common_and_all_classes_alike() -> None:
     assert len(left) == len(right) == 40
     assert not set(left.tolist()) & set(right.tolist())
     for side in (left, right):
-        assert torch.bincount(labels[side]).sub(torch.tensor([10, 20, 10])).abs().max() <= 1
+        assert torch.bincount(labels[side]).tolist() == [10, 20, 10]
         assert torch.bincount(labels[side[:9]], minlength=3).tolist() == [3, 3, 3]
     assert not torch.equal(left, alignment.halves(labels, 4)[0])
     assert torch.equal(left, alignment.halves(labels, 3)[0])
+
+
+def test_draws_that_are_smaller_than_the_number_of_classes_have_the_same_ones() -> None:
+    labels = torch.arange(1623).repeat(2)
+    begins = [[labels[side[:32]] for side in alignment.halves(labels, seed)] for seed in (0, 1)]
+    assert all(torch.equal(left, right) for left, right in begins)
+    assert not torch.equal(begins[0][0], begins[1][0])
+    assert all(left.max() > 800 for left, _ in begins)  # not the first in the order of their numbers
 
 
 def test_correlation() -> None:
@@ -368,6 +376,7 @@ def test_a_run_without_a_policy_says_what_can_still_be_measured(
     [
         (torch.arange(40) % 10, "has 40 images, and its halves are compared; hold out at least 64"),
         (torch.cat([torch.arange(69), torch.tensor([99])]), "has 70 images for 100 classes and says nothing"),
+        (torch.arange(1623), "have 0 of its 1623 images each, and 32 are needed; hold out at least two of each class"),
     ],
 )
 def test_a_validation_split_that_is_too_small(labels: Tensor, words: str) -> None:

@@ -247,7 +247,9 @@ def test_recipes_of_older_versions_are_still_those_of_their_rows(tmp_path: Path)
     older = 0
     for file in (ROOT / "results").glob("*/*-seed*.json"):
         result = json.loads(file.read_text())
-        job = Job(*an_entry(file.parent.name, result["entry"]), result["seed"], None, where(tmp_path))
+        ran = result["recipe"]
+        job = Job(*an_entry(ran["name"], result["entry"]), result["seed"], ran["epochs"], where(tmp_path))
+        assert job.result.parent.name == file.parent.name
         record(job, *(job.recipe.to_json().keys() - result["recipe"].keys()), **result["recipe"])
         job.check()
         older += "held_back" not in result["recipe"]

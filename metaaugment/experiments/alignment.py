@@ -78,18 +78,20 @@ def collect(learner: Learner, train: Batches, validation: Split, samples: int, s
 
 
 def halves(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Two halves without a common image, in an order of which any beginning has all classes alike.
+    """Two halves without a common image, in an order of which any beginning has the same classes in both.
 
     Otherwise a draw with more images of a class than another would mostly say that, and two halves the opposite.
     """
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    by_class = order[labels[order].argsort(stable=True)]
-    sorted_labels = labels[by_class]
-    starts = torch.searchsorted(sorted_labels, sorted_labels)
-    turn = torch.arange(len(labels)) - starts  # of an image among those of its class
-    sides = [by_class[turn % 2 == side][turn[turn % 2 == side].argsort(stable=True)] for side in (0, 1)]
-    least = min(map(len, sides))
-    return sides[0][:least], sides[1][:least]
+    generator = torch.Generator().manual_seed(seed)
+    classes = torch.randperm(int(labels.max()) + 1, generator=generator)[labels]  # beginnings may be without some
+    order = torch.randperm(len(labels), generator=generator)
+    order = order[classes[order].argsort(stable=True)]
+    classes = classes[order]
+    turn = torch.arange(len(order)) - torch.searchsorted(classes, classes)  # of an image among those of its class
+    by_turn = turn.argsort(stable=True)
+    order, turn, count = order[by_turn], turn[by_turn], torch.bincount(classes)[classes[by_turn]]
+    paired = turn < count - count % 2
+    return order[paired & (turn % 2 == 0)], order[paired & (turn % 2 == 1)]
 
 
 def _known(look: Observation) -> dict[str, Tensor]:

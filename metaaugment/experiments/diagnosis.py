@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from metaaugment.data.batches import Batches, derived_seed, once
 from metaaugment.data.splits import Split
-from metaaugment.experiments.alignment import REPEATS, SMALLEST, Samples, Steps, collect
+from metaaugment.experiments.alignment import REPEATS, SMALLEST, Samples, Steps, collect, halves
 from metaaugment.learner import Learner
 from metaaugment.ops import OPS
 from metaaugment.policy import FeaturePolicy, innermost, seen_by
@@ -247,6 +247,11 @@ def check_enough(validation: Split, samples: int, batch: int) -> None:
         raise ValueError(
             f"the validation split has {len(validation)} images for {classes} classes and says nothing of most of "
             f"them; hold out at least {classes}"
+        )
+    if (half := len(halves(validation.labels.cpu(), 0)[0])) < SMALLEST:
+        raise ValueError(
+            f"two halves of the validation split with the same classes have {half} of its {len(validation)} images "
+            f"each, and {SMALLEST} are needed; hold out at least two of each class"
         )
     if samples < 5 * batch:
         raise ValueError(f"--samples is {samples}; for mini-batches of {batch} it must be at least {5 * batch}")

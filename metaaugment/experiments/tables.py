@@ -97,8 +97,9 @@ CHANGED = (
     *(_changed(f"every-{every}", every=every, policy_lr=1e-3 * every) for every in (1, 4, 16)),
 )
 
-# What might learn more than the paper's: a wider space, where more has to be weighed; one function instead of two; more
-# to see; weights by the predicted alignment; all the validation images that there are, in each update.
+# What might learn more than the paper's: a wider space, where more has to be weighed; one function instead of two; weights
+# alone, with functions drawn uniformly; more to see; weights by the predicted alignment; more, or all, of the validation
+# images in each update.
 WIDE: dict[str, Any] = {"space": "trivialaugment-wide"}
 SINGLE: dict[str, Any] = {**WIDE, "transformations": "singles"}
 PREDICTING: dict[str, Any] = {"policy_network": "regressing-exponential-clue-policy", "policy_batch": 1000}
@@ -106,6 +107,8 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "fast": {},
     "fast-wide": WIDE,
     "fast-single": SINGLE,
+    "fast-single-uniform": {**SINGLE, "epsilon": 1.0},
+    "fast-clues": {"policy_network": "clue-policy", "policy_batch": 512, "policy_lr": 3.2e-2},
     "fast-predicting": PREDICTING,
     "fast-single-predicting": {**SINGLE, **PREDICTING},
     "fast-single-predicting-sharp": {**SINGLE, **PREDICTING, "sharpness": 2.0},
@@ -115,7 +118,7 @@ REHEARSED = (
     _rehearsed("randaugment", method="randaugment"),
     _rehearsed("randaugment-wide", method="randaugment", **WIDE),
     _rehearsed("trivialaugment", method="trivialaugment"),
-    *(_rehearsed(name, method="metaaugment", **FAST, **changes) for name, changes in LEARNERS.items()),
+    *(_rehearsed(name, method="metaaugment", **{**FAST, **changes}) for name, changes in LEARNERS.items()),
 )
 
 ROWS: dict[str, Row] = {
