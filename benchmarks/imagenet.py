@@ -54,7 +54,7 @@ class Figure:
 
 
 def recipe(batch: int, size: int) -> Recipe:
-    """The paper's for ImageNet, one transformation a sample and one phase; three epochs, the first to warm up."""
+    """The paper's for ImageNet, one transformation per sample and one phase; three epochs, the first to warm up."""
     return replace(
         RECIPES["imagenet-resnet-50"](), batch=batch, policy_batch=batch, size=size, copies=1,
         epochs=3, random_epochs=0, frozen_epochs=0, warmup_epochs=0, lagged=True,

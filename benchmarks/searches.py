@@ -31,7 +31,7 @@ from metaaugment.baselines.schedule import Schedule
 from metaaugment.baselines.sub_policies import SubPolicies
 from metaaugment.bench.record import write
 from metaaugment.data import DataSet, dataset
-from metaaugment.data.batches import derived_seed, once
+from metaaugment.data.batches import once
 from metaaugment.data.splits import split
 from metaaugment.experiments.experiment import assemble
 from metaaugment.experiments.paper import RECIPES
@@ -44,6 +44,7 @@ from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.population import MAX_LEVEL, MAX_TENTHS
 from metaaugment.search.relaxed import FUNCTIONS as DADA_FUNCTIONS
 from metaaugment.search.search import search
+from metaaugment.seeds import derived_seed
 from metaaugment.training.evaluation import evaluate
 
 PER_CLASS, CLASSES, RANDOM = 20, 10, 3

@@ -2,7 +2,7 @@
 
     ```python          executed; all blocks of a page share their names
     ```text            right behind such a block: what it prints
-    ```sh              our commands, one a line
+    ```sh              our commands, one per line
     ```console         the same behind "$ ", each followed by what it prints
     <!-- setup … -->   Python that is run and not shown
 
@@ -104,7 +104,7 @@ def _execute(block: Block, names: dict[str, Any]) -> None:
 
 
 def _call(block: Block, words: list[str]) -> None:
-    assert words[0] == "metaaugment", f"{block.where}: {words[0]} is no command of ours; mark the block as not run"
+    assert words[0] == "metaaugment", f"{block.where}: {words[0]} is not a command of ours; mark the block as not run"
     try:
         with contextlib.redirect_stderr(sys.stdout):
             cli.main(words[1:])

@@ -2,8 +2,8 @@
 
     python examples/demo.py            # what `make demo` runs: a few minutes on two cores
 
-Trains on ten images a class of scikit-learn's digits, tests on 597 others, and prints whatever comes out. Runs that are
-finished are kept; one that was interrupted goes on where it stopped.
+Trains on ten images per class of scikit-learn's digits, tests on 597 others, and prints whatever comes out. Finished
+runs are kept; one that was interrupted continues where it stopped.
 """
 
 import os
@@ -96,7 +96,7 @@ def main(out: Path = Path("demo"), seeds: int = 3, epochs: int = 300) -> None:
         for count, (method, seed, accuracy) in enumerate(train_all(seeds, epochs, out / "runs"), 1):
             accuracies[method][seed] = accuracy
             console.print(f"{count}/{total}  {method}, seed {seed}: {accuracy:.2%}", highlight=False)
-    console.print(f"Test accuracy on digits in percent, 10 training images a class, {seeds} seeds:", highlight=False)
+    console.print(f"Test accuracy on digits in percent, 10 training images per class, {seeds} seeds:", highlight=False)
     console.print(table({name: [values[s] for s in range(seeds)] for name, values in accuracies.items()}))
     for picture in draw(out, out / "runs" / "metaaugment-seed0"):
         console.print(str(picture), highlight=False)

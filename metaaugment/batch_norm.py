@@ -62,9 +62,9 @@ def statistics(x: Float[Tensor, "n c ..."]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def with_global_statistics(network: nn.Module) -> nn.Module:
-    """The same network, and the very same parameters, with its batch normalisation over all processes.
+    """The same network, with the very same parameters, whose batch normalisation is over all processes.
 
-    Names in its state stay as they are, so that a checkpoint fits any number of processes.
+    The names in its state stay as they are, so a checkpoint fits any number of processes.
     """
     made: dict[nn.Module, nn.Module] = {}
     for path, module in network.named_modules():

@@ -23,10 +23,10 @@ ALIKE = 2
 
 
 class CapturedStep:
-    """`learner.step` with the same results from the same draws, one graph for steps that update the policy and one for
-    the others.
+    """`learner.step` as a CUDA graph, with the same results from the same draws: one graph for steps that update the
+    policy, and one for the others.
 
-    Mini-batches must keep their size. Both optimizers must be able to live in a graph: build them with fused=True.
+    Mini-batches must keep their size. Both optimizers must be capturable: build them with fused=True.
     Their learning rates may change from step to step, by a scheduler or by hand. What a call returns is overwritten by
     the next call.
     """

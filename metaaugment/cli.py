@@ -1,8 +1,8 @@
-"""The program `metaaugment`: one typed function a command; each hands over to the part that does the work."""
+"""The program `metaaugment`: one typed function per command; each hands over to the part that does the work."""
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import cleandoc
 from pathlib import Path
@@ -13,6 +13,7 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 import metaaugment
+from metaaugment.data import CorruptImage
 from metaaugment.distributed import Parted, rank
 from metaaugment.training import launch
 from metaaugment.training.faults import full_memory, lost_reader
@@ -23,31 +24,33 @@ if TYPE_CHECKING:
 
 
 def option(help: str, default: str | None = None, metavar: str | None = None) -> object:
-    """An optional flag: what it is, and in words what happens without it."""
+    """An optional flag: what it is, and its default in words."""
     return arg(help=help, metavar=metavar, help_behavior_hint=f"(default: {default})" if default else "")
 
 
 # What the benches share.
-Seconds = Annotated[float, arg(help="Time for each kind of step.")]
-Device = Annotated[str | None, option("cpu or cuda.", "cuda where there is one", "NAME")]
+Seconds = Annotated[float, arg(help="Seconds for each kind of step.")]
+Device = Annotated[str | None, option("cpu or cuda.", "cuda if available", "NAME")]
 Figures = Annotated[Path | None, option("Also write the figures to FILE, as JSON.", metavar="FILE")]
 
 
-def check_bench(batch: int, seconds: float) -> None:
-    if batch < 2 or not 0 < seconds < 3600:
-        raise ValueError(f"--batch is {batch} and --seconds {seconds:g}; they must be at least 2, and 0 to 3600")
+def check_bench(seconds: float, batch: int = 2) -> None:
+    if not 0 < seconds <= 3600:
+        raise ValueError(f"--seconds is {seconds:g}; it must be above 0 and at most 3600")
+    if batch < 2:
+        raise ValueError(f"--batch is {batch}; it must be at least 2")
 
 
 def ops(
-    space: Annotated[str | None, option("Whose meaning of a magnitude.", "metaaugment", "NAME")] = None,
-    size: Annotated[int, arg(help="Side of the image in pixels, which translations are relative to.")] = 32,
+    space: Annotated[str | None, option("Space that defines what a magnitude means.", "metaaugment", "NAME")] = None,
+    size: Annotated[int, arg(help="Side of the image in pixels; translations scale with it.")] = 32,
     picture: Annotated[Path | None, option("Draw each function at five magnitudes into FILE.", metavar="FILE")] = None,
     image: Annotated[Path | None, option("What to draw.", "a photo from scikit-learn", "FILE")] = None,
-    policy: Annotated[str | None, option("Say what a published or found policy does.", metavar="NAME")] = None,
+    policy: Annotated[str | None, option("Describe what a published or found policy does.", metavar="NAME")] = None,
 ) -> None:
     """List the image functions, and what each magnitude from 0 to 10 means to them; or what a policy does with them.
 
-    Where the output is no terminal: their names, one a line; with --space the table, columns parted by tabs.
+    When not on a terminal: names, one per line; with --space, a tab-separated table.
     """
     from metaaugment.report import operations
     from metaaugment.transformation import MAX_SIDE
@@ -60,7 +63,7 @@ def ops(
         from metaaugment.report.policies import in_words
 
         if space is not None or picture is not None:
-            raise ValueError(f"--policy {policy} has a space of its own and no picture; leave the other flags away")
+            raise ValueError(f"--policy {policy} has a space of its own and no picture; leave out the other flags")
         for line in in_words(policy, size):
             print(line)
     elif picture is not None:
@@ -75,15 +78,14 @@ def ops(
 
 
 def bench_ops(
-    seconds: Annotated[float, arg(help="Time for each system and size.")] = 2.0,
+    seconds: Annotated[float, arg(help="Seconds for each system and size.")] = 2.0,
     device: Device = None,
     out: Figures = None,
 ) -> None:
-    """Time two functions an image, ours beside Pillow, torchvision, timm and kornia, all in one run."""
+    """Time two functions per image, ours beside Pillow, torchvision, timm and kornia, all in one run."""
     from metaaugment.bench import ops
 
-    if not 0 < seconds < 3600:
-        raise ValueError(f"--seconds is {seconds:g}; it must be above 0, and less than an hour")
+    check_bench(seconds)
     ops.run(seconds, device, out)
 
 
@@ -97,7 +99,7 @@ def bench_step(
     """Time a plain training step and joint steps by each route, all in one run."""
     from metaaugment.bench import step
 
-    check_bench(batch, seconds)
+    check_bench(seconds, batch)
     step.run(networks, batch, seconds, device, out)
 
 
@@ -110,12 +112,12 @@ def bench_transfer(
     """Time a training step under a learned policy, and under its distribution alone, beside a plain one."""
     from metaaugment.bench import transfer
 
-    check_bench(batch, seconds)
+    check_bench(seconds, batch)
     transfer.run(batch, seconds, device, out)
 
 
 def recipes() -> None:
-    """List the recipes: every row of the paper's tables, and two for data of your own."""
+    """List the recipes: every row of the paper's tables, and two others."""
     from rich.table import Table
 
     from metaaugment.experiments.paper import RECIPES
@@ -139,9 +141,9 @@ class Patient(Console):
 
 def export(
     run: Annotated[Path, Positional, arg(help="Folder of a run.", metavar="RUN")],
-    file: Annotated[Path, Positional, arg(help="Where the policy goes.", metavar="FILE")],
-    half: Annotated[bool, arg(help="Half the size, in float16.")] = False,
-    sampler_only: Annotated[bool, arg(help="The distribution over transformations alone, without networks.")] = False,
+    file: Annotated[Path, Positional, arg(help="File to write the policy to.", metavar="FILE")],
+    half: Annotated[bool, arg(help="Write float16, half the size.")] = False,
+    sampler_only: Annotated[bool, arg(help="Write the distribution over transformations alone.")] = False,
 ) -> None:
     """Write the policy that a run has learned as one file."""
     from metaaugment.experiments.export import learned_policy
@@ -166,23 +168,22 @@ def inspect(file: Annotated[Path, Positional, arg(help="A policy file.", metavar
 def show(
     file: Annotated[Path, Positional, arg(help="A policy file.", metavar="FILE")],
     images: Annotated[tuple[Path, ...], Positional, arg(help="Pictures to augment.", metavar="IMAGE")],
-    out: Annotated[Path, arg(help="Where the picture goes.", metavar="FILE")] = Path("grid.png"),
-    copies: Annotated[int, arg(help="Augmented copies of each.")] = 8,
-    seed: Annotated[int, arg(help="Of what is drawn.")] = 0,
+    out: Annotated[Path, arg(help="File to draw into.", metavar="FILE")] = Path("grid.png"),
+    copies: Annotated[int, arg(help="Augmented copies of each picture.")] = 8,
+    seed: Annotated[int, arg(help="Random seed.")] = 0,
 ) -> None:
     """Draw augmented copies of images with the weights that a policy gives them."""
     import torch
 
-    from metaaugment.data import CorruptImage, ImageFiles
     from metaaugment.report import figures
     from metaaugment.transfer import LearnedPolicy
 
     if not images:
-        raise ValueError("no image is named; give one or more behind the policy file")
+        raise ValueError("no image is named; give one or more after the policy file")
     if not 1 <= copies <= 50:
         raise ValueError(f"--copies is {copies}; it must be 1 to 50")
     if not out.suffix or out.is_dir():
-        raise ValueError(f"--out {out} is no name for a picture; give it an ending such as .png")
+        raise ValueError(f"--out {out} is not a name for a picture; give it an ending such as .png")
     if out.exists():
         raise ValueError(f"--out {out} exists already; choose another name, or remove it")
     policy = LearnedPolicy.load(file)
@@ -191,20 +192,13 @@ def show(
             f"{file} looks at labels, which pictures do not have; show its distribution alone: make a file of that "
             "with metaaugment export RUN FILE --sampler-only, or in Python with policy.sampler_only()"
         )
-    names = tuple(str(image.absolute()) for image in images)
-    files = ImageFiles(Path("/"), names, torch.zeros(len(names), dtype=torch.long), policy.source.size[0])
-    try:
-        pictures = torch.stack([files.image(place) for place in range(len(names))])
-    except CorruptImage as error:
-        raise ValueError(str(error).split(";")[0] + "; leave it out") from None
-    pictures = pictures if policy.source.channels == 3 else pictures.float().mean(1, keepdim=True).to(torch.uint8)
     generator = torch.Generator().manual_seed(seed)
-    print(figures.save(figures.copies(pictures, policy, copies, generator), out))
+    print(figures.save(figures.copies(figures.photos(images, policy.source), policy, copies, generator), out))
 
 
 def transfer(
     file: Annotated[Path, Positional, arg(help="A policy file.", metavar="FILE")],
-    recipe: Annotated[str, Positional, arg(help="What to train under it.", metavar="RECIPE")],
+    recipe: Annotated[str, Positional, arg(help="Recipe to train under it.", metavar="RECIPE")],
 ) -> None:
     """Train a recipe under a learned policy: the same as train RECIPE --policy FILE, with the same flags."""
     raise AssertionError("rewritten before it is parsed")
@@ -212,18 +206,18 @@ def transfer(
 
 def data(
     words: Annotated[
-        tuple[str, ...], Positional, arg(metavar="[get NAME]", help="What to fetch; all sets are listed without.")
+        tuple[str, ...], Positional, arg(metavar="[get NAME]", help="Fetch a data set; without it, all are listed.")
     ] = (),
     data: Annotated[
         Path | None, option("Folder of the data.", "$METAAUGMENT_DATA or ~/.cache/metaaugment", "DIR")
     ] = None,
 ) -> None:
-    """Say which data sets are there, where each is looked for, and how to get it; or fetch one."""
+    """List which data sets are there, where each is looked for, and how to get it; or fetch one."""
     from metaaugment.data.download import get
     from metaaugment.data.status import status
 
     if words and (words[0] != "get" or len(words) != 2):
-        raise ValueError(f"metaaugment data {' '.join(words)} is no command; say metaaugment data, or data get NAME")
+        raise ValueError(f"metaaugment data {' '.join(words)} is not a command; use data, or data get NAME")
     if words:
         with fetching() as progress:
             sentence = get(words[1], data, progress)
@@ -284,19 +278,19 @@ def trainer_of(name: str, args: Sequence[str]) -> Callable[..., None]:
 def reproduce(
     names: Annotated[tuple[str, ...], Positional, arg(help="Tables, rows, comparisons.", metavar="NAME")] = (),
     seeds: Annotated[int, arg(help="Runs of each entry.")] = 5,
-    budget: Annotated[str | None, option("Stop after this time: 90s, 25m, 2h; the same command goes on.")] = None,
-    epochs: Annotated[int | None, option("Of all runs; kept apart where they are not the recipe's.")] = None,
+    budget: Annotated[str | None, option("Stop after this long (90s, 25m, 2h); rerun the command to continue.")] = None,
+    epochs: Annotated[int | None, option("Override the epochs; such results are kept separate.")] = None,
     methods: Annotated[tuple[str, ...], arg(help="Entries of the rows.", help_behavior_hint="(default: all)")] = (),
     at_once: Annotated[int | None, option("Runs that share the device.", "4 on a GPU, 1 elsewhere")] = None,
     data: Annotated[Path | None, option("Folder of the data.", "that of train", "DIR")] = None,
     device: Device = None,
-    runs: Annotated[Path, arg(help="Folder of the runs, which are gone on with.")] = Path("runs"),
-    results: Annotated[Path, arg(help="Folder of the results, one file a run.")] = Path("results"),
-    report: Annotated[Path, arg(help="What is made of the results.")] = Path("RESULTS.md"),
+    runs: Annotated[Path, arg(help="Folder of the runs, continued if present.")] = Path("runs"),
+    results: Annotated[Path, arg(help="Folder of the results, one file per run.")] = Path("results"),
+    report: Annotated[Path, arg(help="File to write the tables to.")] = Path("RESULTS.md"),
 ) -> None:
-    """Run the paper's tables: what is missing, side by side, within a time; each run leaves a file.
+    """Run the missing rows of the paper's tables, several side by side, within a time; each run leaves a file.
 
-    Without a table the report is made anew from the results there are.
+    Without names, the report is rebuilt from the results that exist.
     """
     from metaaugment.experiments.place import Place
     from metaaugment.experiments.reproduce import Where, reproduce
@@ -308,29 +302,32 @@ def reproduce(
 
 def diagnose(
     run: Annotated[Path, Positional, arg(help="The folder of a run.", metavar="RUN")],
-    samples: Annotated[int | None, option("Training samples to look at, about.", "2048, or five mini-batches")] = None,
-    seed: Annotated[int, arg(help="Of what is drawn.")] = 0,
+    samples: Annotated[int | None, option("Training samples, about.", "2048, or five mini-batches")] = None,
+    seed: Annotated[int, arg(help="Random seed.")] = 0,
     data: Annotated[Path | None, option("Folder of the data.", "that of train", "DIR")] = None,
     device: Device = None,
-    picture: Annotated[Path | None, option("Also draw it.", metavar="FILE")] = None,
+    picture: Annotated[Path | None, option("Also draw the figures into FILE.", metavar="FILE")] = None,
 ) -> None:
     """Say whether the policy of a run learns anything, and whether there is more to learn.
 
-    The run's network stands still; nothing is trained. The figures go to diagnosis.json in the folder of the run, where
-    `metaaugment report` finds them.
+    The run's network stays as it is; nothing is trained. The figures are written to diagnosis.json in the folder of the
+    run, where `metaaugment report` finds them.
     """
     from metaaugment.experiments.diagnosis import diagnose
     from metaaugment.experiments.place import Place
     from metaaugment.experiments.run import as_it_was
     from metaaugment.report import diagnosis, figures
     from metaaugment.training import folder
-    from metaaugment.training.progress import counted
+    from metaaugment.training.progress import counted, number_of
 
     console = Patient(soft_wrap=True)
-    was = as_it_was(run, Place(data=data, device=device), console)
+    # A run that has come this far has gone past the files that cannot be read.
+    was = as_it_was(run, Place(data=data, device=device, corrupt="skip"), console)
     update = was.validation.batch if was.policy_optimizer is not None else None
     found = diagnose(was.learner, was.train, was.validation.split, samples, seed, update, counted(console))
     folder.write_json(run / folder.DIAGNOSIS, found.to_json())
+    if skipped := len(was.train.reader.unreadable):
+        print(f"skipped {number_of('image file', skipped)} that could not be read")
     for line in diagnosis.in_words(found):
         print(line)
     if picture is not None:
@@ -344,7 +341,7 @@ def convergence(
         "results/convergence"
     ),
 ) -> None:
-    """Measure Theorems 1 and 2: how gradients fall with the number of iterations, on a problem of exact gradients."""
+    """Measure Theorems 1 and 2: how gradients fall with the number of iterations, where gradients are exact."""
     from metaaugment.experiments.convergence import HORIZONS, study, write
     from metaaugment.report import convergence, figures
 
@@ -359,11 +356,9 @@ def report(
     runs: Annotated[
         tuple[Path, ...], Positional, arg(help="Folders of runs, or folders that hold some.", metavar="RUN")
     ],
-    out: Annotated[Path, arg(help="The page; one that is there is replaced.", metavar="FILE")] = Path("report.html"),
-    figures: Annotated[
-        Path | None, option("Also write each figure, at the end, as PNG and SVG.", metavar="DIR")
-    ] = None,
-    watch: Annotated[bool, arg(help="Follow runs under way: the page is made anew until all are finished.")] = False,
+    out: Annotated[Path, arg(help="The page; an existing one is replaced.", metavar="FILE")] = Path("report.html"),
+    figures: Annotated[Path | None, option("Also write each figure as PNG and SVG, at the end.", metavar="DIR")] = None,
+    watch: Annotated[bool, arg(help="Follow running trainings: rewrite the page until all are finished.")] = False,
 ) -> None:
     """Show what the policies of runs learned: one page that opens anywhere, without a server."""
     from metaaugment.report import page
@@ -390,9 +385,9 @@ def report(
 
 def find_policy(
     system: Annotated[str, Positional, arg(help="faa, pba, dada or autoaugment.", metavar="SYSTEM")],
-    recipe: Annotated[str, Positional, arg(help="Whose data and network.", metavar="RECIPE")],
+    recipe: Annotated[str, Positional, arg(help="Recipe whose data and network to use.", metavar="RECIPE")],
 ) -> None:
-    """Search for a policy by a compared system, on any data; it ends in a file that trains like a published one."""
+    """Search for a policy with a compared system, on any data; the result trains like a published one."""
     raise AssertionError("parsed as a command of its own")
 
 
@@ -427,32 +422,48 @@ def searcher_of(system: str, name: str, args: Sequence[str]) -> Callable[..., No
     return search
 
 
-def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
-    bench = tyro.extras.SubcommandApp()
-    bench.command(name="ops")(bench_ops)
-    bench.command(name="step")(bench_step)
-    bench.command(name="transfer")(bench_transfer)
+def recipes_of(words: Sequence[str]) -> Iterable[str]:
+    """The recipe that is named, with its flags alone: the nearest of an unknown flag is looked for among all of them.
+    Where none is named, every one."""
     from metaaugment.experiments.paper import RECIPES
 
-    train = tyro.extras.SubcommandApp()
-    # Where a recipe is named, its flags alone: the nearest of an unknown one is looked for among all that there are.
-    for name in [name for name in args[1:2] if name in RECIPES] or RECIPES:
-        train.command(name=name)(trainer_of(name, args))
-    search = tyro.extras.SubcommandApp()
-    # Reading the searches takes a moment; they are read where one is asked for.
-    for system in searches() if args[:1] == ["search"] else ():
-        on = tyro.extras.SubcommandApp()
-        for name in [name for name in args[2:3] if name in RECIPES] or RECIPES:
-            on.command(name=name)(searcher_of(system, name, args))
-        search.command(on, name=system, help=cleandoc(searches()[system].settings.__doc__ or ""))
+    return [name for name in words if name in RECIPES] or RECIPES
+
+
+def training(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     app = tyro.extras.SubcommandApp()
-    app.command(train, name="train", help="Train a network by a recipe.")
+    for name in recipes_of(args[1:2]):
+        app.command(name=name)(trainer_of(name, args))
+    return app
+
+
+def searching(args: Sequence[str]) -> tyro.extras.SubcommandApp:
+    app = tyro.extras.SubcommandApp()
+    for system, kind in searches().items():
+        on = tyro.extras.SubcommandApp()
+        for name in recipes_of(args[2:3]):
+            on.command(name=name)(searcher_of(system, name, args))
+        app.command(on, name=system, help=cleandoc(kind.settings.__doc__ or ""))
+    return app
+
+
+def benches() -> tyro.extras.SubcommandApp:
+    app = tyro.extras.SubcommandApp()
+    app.command(name="ops")(bench_ops)
+    app.command(name="step")(bench_step)
+    app.command(name="transfer")(bench_transfer)
+    return app
+
+
+def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
+    app = tyro.extras.SubcommandApp()
+    app.command(training(args), name="train", help="Train a network by a recipe.")
     app.command(recipes)
     app.command(reproduce)
     app.command(report)
     app.command(diagnose)
-    if args[:1] == ["search"]:
-        app.command(search, name="search", help=find_policy.__doc__)
+    if args[:1] == ["search"]:  # elsewhere they are not read, which takes a moment
+        app.command(searching(args), name="search", help=find_policy.__doc__)
     else:
         app.command(name="search")(find_policy)
     app.command(data)
@@ -462,7 +473,7 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     app.command(transfer)
     app.command(ops)
     app.command(convergence)
-    app.command(bench, name="bench", help="Time a part beside its peers.")
+    app.command(benches(), name="bench", help="Time a part beside its peers.")
     return app
 
 
@@ -475,31 +486,44 @@ def main(args: Sequence[str] | None = None) -> None:
         call(list(sys.argv[1:] if args is None else args))
 
 
+def rewritten(args: Sequence[str]) -> Sequence[str]:
+    """`transfer FILE RECIPE` as what it stands for, `train RECIPE --policy FILE`, whose flags it has."""
+    if args[:1] != ["transfer"]:
+        return args
+    if any(arg.split("=")[0] == "--policy" for arg in args):
+        raise ValueError("transfer takes its policy file first; leave out --policy")
+    named = args[1:3]
+    if len(named) < 2 or {"-h", "--help"} & set(named):
+        return args
+    if any(word.startswith("-") for word in named):
+        raise ValueError(f"transfer names FILE and RECIPE first, not {' '.join(named)}; put flags behind them")
+    return ["train", named[1], "--policy", named[0], *args[3:]]
+
+
 def call(args: Sequence[str]) -> None:
     try:
         if args[:1] in (["train"], ["transfer"]):
             launch.join()
         if args[:1] in (["search"], ["reproduce"]):
             launch.check_alone(args[0])
-        if args[:1] == ["transfer"] and any(arg.split("=")[0] == "--policy" for arg in args):
-            fail("transfer names its policy file first; leave --policy away")
-        if args[:1] == ["transfer"] and len(args) > 2:
-            args = ["train", args[2], "--policy", args[1], *args[3:]]
+        args = rewritten(args)
         program(args).cli(prog="metaaugment", description=metaaugment.__doc__, args=args, console_outputs=rank() == 0)
     except BrokenPipeError:  # whoever reads our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except CorruptImage as error:
+        fail(f"{error}; remove it, or pass --corrupt skip")
     except ValueError as error:
         fail(str(error))
     except Parted as error:
-        fail(f"{error}; go on from the last checkpoint with --resume, or have torchrun do it with --max-restarts", 1)
+        fail(f"{error}; continue from the last checkpoint with --resume, or let torchrun do it with --max-restarts", 1)
     except (MemoryError, RuntimeError) as error:
         fault = full_memory(error) or lost_reader(error)
         if fault is None:
             raise
         lower = "--batch, --copies or --policy-batch" if full_memory(error) else "--workers"
-        fail(f"{fault}; lower {lower}; what was begun in a folder goes on with --resume")
+        fail(f"{fault}; lower {lower}; a run or search that has begun continues with --resume")
     except Interrupted as stop:
         sys.exit(128 + stop.signum)
     except KeyboardInterrupt:

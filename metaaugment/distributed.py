@@ -33,7 +33,7 @@ def rank() -> int:
 
 
 def share(n: int) -> slice:
-    """Which of n things in a row are this process's: together all, and none twice."""
+    """The slice of n items that is this process's; the slices of all processes partition the n items."""
     return slice(rank() * n // world_size(), (rank() + 1) * n // world_size())
 
 
@@ -47,17 +47,20 @@ def drawn(draw: Callable[[int], Any], n: int) -> Any:
 
 
 def total(value: Tensor) -> Tensor:
-    """The sum over all processes, differentiable: each process's loss depends on every process's value."""
+    """Differentiable all-reduce: the sum over all processes, since each process's loss depends on every value."""
     return value if world_size() == 1 else _Total.apply(value)
 
 
 def gathered(value: Tensor) -> Tensor:
-    """The values of all processes, [processes, …], differentiable like `total`."""
+    """Differentiable all-gather: the values of all processes, stacked to [processes, …].
+
+    Costs more than `collected`, being a `total` of mostly zeros, but like it can be differentiated in every mode.
+    """
     return total(torch.stack([value if place == rank() else torch.zeros_like(value) for place in range(world_size())]))
 
 
 def add_up(tensors: Sequence[Tensor]) -> None:
-    """Replace each tensor by its sum over all processes."""
+    """In-place all-reduce: each tensor becomes its sum over all processes."""
     if world_size() == 1 or not tensors:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -68,7 +71,7 @@ def add_up(tensors: Sequence[Tensor]) -> None:
 
 
 def leave_to_first(tensors: Sequence[Tensor]) -> None:
-    """Move what is summed over all processes sooner or later to the first one; the others go on from zero."""
+    """Reduce to rank 0 in place: the first process holds the sum, and the others continue from zero."""
     add_up(tensors)
     if rank() > 0:
         for tensor in tensors:
@@ -76,7 +79,7 @@ def leave_to_first(tensors: Sequence[Tensor]) -> None:
 
 
 def collected(tensor: Tensor) -> Tensor:
-    """The rows of all processes, one after the other; each has as many."""
+    """All-gather of rows: those of all processes, concatenated; each process has as many. Not differentiable."""
     if world_size() == 1:
         return tensor
     parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(world_size())]
@@ -86,7 +89,7 @@ def collected(tensor: Tensor) -> Tensor:
 
 
 def highest(number: int) -> int:
-    """The largest of all processes' numbers. The host waits for the other hosts, and for no device."""
+    """All-reduce by maximum of a number on the host, which waits for the other hosts and for no device."""
     if world_size() == 1:
         return number
     value = torch.tensor(number)
@@ -96,7 +99,7 @@ def highest(number: int) -> int:
 
 
 def everyone(value: T) -> list[T]:
-    """The values of all processes, any that can be pickled."""
+    """All-gather of objects: the values of all processes, any that can be pickled."""
     values: list[Any] = [value]
     if world_size() > 1:
         values = [None] * world_size()
@@ -106,7 +109,7 @@ def everyone(value: T) -> list[T]:
 
 
 def first(function: Callable[[], T]) -> T:
-    """What the first process finds, for all; what it refuses, all refuse."""
+    """Broadcast from rank 0 of what a function returns there; an error that it raises there is raised on all."""
     if world_size() == 1:
         return function()
     found: list[Any] = [None, None]
@@ -125,13 +128,13 @@ def first(function: Callable[[], T]) -> T:
 
 
 def bare(network: nn.Module) -> nn.Module:
-    """The network inside DistributedDataParallel, whose reducer counts on one backward pass a forward pass."""
+    """The network inside DistributedDataParallel, whose reducer expects one backward pass per forward pass."""
     inner = getattr(network, "_orig_mod", network)  # of torch.compile
     return inner.module if isinstance(inner, DistributedDataParallel) else network
 
 
 def agree(tensors: Sequence[Tensor]) -> None:
-    """Give all processes the first one's values, as DistributedDataParallel does for the network."""
+    """In-place broadcast from rank 0, as DistributedDataParallel does for the network."""
     if world_size() > 1:
         with _together():
             for tensor in tensors:
@@ -140,7 +143,7 @@ def agree(tensors: Sequence[Tensor]) -> None:
 
 @contextlib.contextmanager
 def _together() -> Iterator[None]:
-    """What a collective raises, whatever the backend, says that a process is missing."""
+    """Turn what a collective raises, whatever the backend, into `Parted`."""
     try:
         yield
     except RuntimeError as error:
@@ -148,7 +151,7 @@ def _together() -> Iterator[None]:
 
 
 class _Total(torch.autograd.Function):
-    """Its own derivative, backward and forward, and theirs."""
+    """All-reduce by sum, which is its own derivative, backward and forward, to any order."""
 
     @staticmethod
     def forward(ctx: object, value: Tensor) -> Tensor:

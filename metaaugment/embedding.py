@@ -15,7 +15,7 @@ K = len(PAPER_OPS)
 def embed(transformation: Transformation) -> Float[Tensor, "n 28"]:
     """The paper's embedding: m1 + 1 at position 2j − 1, m2 + 1 at position 2k (from 1), 0 elsewhere.
 
-    A function without a magnitude counts as one at its strongest: 11. Signs are not part of it.
+    A function without a magnitude counts as one at its strongest: 11. Signs are not part of the embedding.
     """
     t = transformation
     # On a GPU the host must not wait; there an index outside ends in scatter_'s own assertion.

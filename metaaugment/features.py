@@ -8,19 +8,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 
+class Seen(nn.Identity):
+    """What goes through it are the features: for a network whose features are not what enters its last linear layer."""
+
+
 class Features:
     """Watches a network's passes and keeps, of the last one, the input of one of its layers.
 
-    The layer is the one named, or the linear layer that is called last; which one that is shows in the first pass.
+    The layer is the one named, or the one called last that is linear or `Seen`; which one that is shows in the first
+    pass.
     """
 
     def __init__(self, network: nn.Module, layer: str | None = None) -> None:
         modules = dict(network.named_modules())
         if layer is not None and layer not in modules:
             linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-            raise ValueError(f"features={layer!r} is no layer of the network; its linear layers are {linear}")
+            raise ValueError(f"features={layer!r} is not a layer of the network; its linear layers are {linear}")
         self.layers = (
-            [modules[layer]] if layer is not None else [m for m in modules.values() if isinstance(m, nn.Linear)]
+            [modules[layer]] if layer is not None else [m for m in modules.values() if isinstance(m, (nn.Linear, Seen))]
         )
         if not self.layers:
             raise ValueError(
@@ -45,7 +50,7 @@ class Features:
         if self._last is None:
             raise ValueError(
                 "the layer of the features was not called in the network's pass; name another with features= (what "
-                "torch.compile has compiled already cannot be watched: build the learner ahead of its first pass)"
+                "torch.compile has compiled already cannot be watched: build the learner before its first pass)"
             )
         layer, features = self._last
         self._last, self.layers = None, [layer]

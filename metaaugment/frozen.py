@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from metaaugment.features import Features
-from metaaugment.policy import normalize, seen_by
+from metaaugment.features import Features, Seen
+from metaaugment.policy import Around
 from metaaugment.sealed import first_line
 
 
@@ -23,23 +23,18 @@ class Frozen(nn.Module):
         self.eval()
 
 
-class Judge(Frozen):
+class Judge(Frozen, Around):
     """A frozen policy, in its own precision whatever the features come in."""
 
     def __init__(self, policy: nn.Module) -> None:
-        super().__init__()
-        self.policy = policy
-        self.sees = seen_by(policy)
+        super().__init__(policy)
         self._freeze()
 
     def forward(
         self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"], *evidence: Tensor
     ) -> Float[Tensor, " n"]:
         dtype = next(self.policy.parameters()).dtype
-        return self.policy(features.to(dtype), embedding.to(dtype), *evidence)
-
-    def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return getattr(self.policy, "normalize", normalize)(outputs)
+        return super().forward(features.to(dtype), embedding.to(dtype), *evidence)
 
 
 class Eyes(Frozen):
@@ -97,22 +92,6 @@ class Eyes(Frozen):
             reason = f"the policy's extractor fails on images of {height} by {width} pixels ({first_line(error)})"
             raise ValueError(f"{reason}; it was {way}") from error
         return self.features.take(), logits
-
-
-class Seen(nn.Linear):
-    """Gives back what it gets: the linear layer that is called last, whose input a `Learner` takes for the features.
-
-    With it they are the policy's own, also where these are the input of another layer of the network.
-    """
-
-    def __init__(self) -> None:
-        nn.Module.__init__(self)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input
-
-    def extra_repr(self) -> str:
-        return ""
 
 
 def check_channels(images: Tensor, channels: int) -> None:

@@ -37,7 +37,7 @@ from metaaugment.observation import (
     check_losses,
 )
 from metaaugment.ops import Space
-from metaaugment.policy import evidence, normalize
+from metaaugment.policy import evidence, is_blind, weigh
 from metaaugment.replay import Replay, no_draws, precisions
 from metaaugment.transformation import Transformation, apply
 
@@ -62,7 +62,7 @@ class Learner:
         learner.weighted_loss(seen).backward()
         task_optimizer.step(); task_optimizer.zero_grad()
 
-    and `learner.sampler.update()` once an epoch. `step` does one iteration of this.
+    and `learner.sampler.update()` once per epoch. `step` does one iteration of this.
 
     Args:
         network: the task network, from images to logits; any module.
@@ -71,21 +71,21 @@ class Learner:
         extractor: a network of the policy's own whose features it sees; the task network's if not given. Parameters of
             it that require a gradient are learned with the policy.
         features: name of the layer whose input is the feature; the last linear layer if not given.
-        route: how the alignment is computed: "difference", "forward" or "unrolled". The first one takes the backward
-            pass for the derivative of the forward pass; where it is not (straight-through rounding), use "forward".
-        lagged: whether w is updated with the gradient of Eq. 2, one policy step behind, instead of a second one. A
-            GradScaler cannot scale that one: under float16 autocast leave it False, or use bfloat16.
+        route: how the alignment is computed: "difference", "forward" or "unrolled". "difference" relies on the backward
+            pass being the derivative of the forward pass; where it is not (straight-through rounding), use "forward".
+        lagged: update w with the gradient of Eq. 2, under the policy before its update, which saves a backward pass. A
+            GradScaler cannot scale that gradient: under float16 autocast leave it False, or use bfloat16.
         every: the policy is updated on each `every`-th step.
         copies: transformations drawn for each image of a mini-batch.
         alpha: where the learned inner step size starts.
-        loss: from logits and labels to one loss a sample; cross-entropy if not given.
+        loss: from logits and labels to one loss per sample; cross-entropy if not given.
         before: uint8 to uint8 on training images, ahead of the transformation (flip).
         after: the same behind it (Cutout).
         prepare: uint8 to what the network takes, for training and validation; division by 255 if not given.
         generator: where transformations are drawn from; torch's own if not given.
         space, fill: of the transformations, as in `apply`.
-        part: a larger validation batch is gone through in parts of at most this many images, whose gradients are
-            averaged: its size then costs time but no memory.
+        part: process larger validation batches in parts of at most this many images, whose gradients are averaged:
+            their size then costs time but no memory.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Learner:
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha is {alpha:g}; a step size starts at 0 or above")
         if getattr(network, "static_graph", False):
-            raise ValueError("static_graph=True of DistributedDataParallel fits one backward pass a step; leave it out")
+            raise ValueError("DistributedDataParallel's static_graph=True fits one backward pass per step; drop it")
         self.network = network
         self.parameters = self._trained()
         like = next(iter(self.parameters.values()))
@@ -223,34 +223,18 @@ class Learner:
         bit for bit as before, also after an exception.
         """
         check_batch(images, labels, self.device, "validation")
-        network = bare(self.network)
-        w = list(self.parameters.values())
-        try:
-            own = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph=not self.lagged)
-        except RuntimeError as error:
-            if "donated buffer" not in str(error):
-                raise
-            raise ValueError(
-                "torch.compile gives buffers of a pass away, and this one is needed twice; use lagged=True, or set "
-                "torch._functorch.config.donated_buffer = False ahead of the first pass"
-            ) from None
-        g = filled(own if world_size() == 1 else [None if t is None else t.clone() for t in own], w)
-        add_up(g)
-        with undisturbed(network), moved(w, g, -self.alpha.detach()):
-            v = self._validation_gradient(seen.replay, images, labels)
-        add_up(v)
-        seen.alignment = self.alignment(seen, v)
+        own, g = self._inner_gradient(seen, retain_graph=not self.lagged)  # ŵ = w − α g is Eq. 2
+        v = self._gradient_ahead(seen, g, images, labels)  # ∇ L_val(ŵ)
+        seen.alignment = self.alignment(seen, v)  # s = J v
         learned = self.policy_parameters()
-        loss = self._outer_loss(seen)
-        gradients = filled(torch.autograd.grad(loss, learned, allow_unused=True), learned)
+        gradients = filled(torch.autograd.grad(self._outer_loss(seen), learned, allow_unused=True), learned)
         add_up(gradients)
         if self._finite(gradients):
-            for parameter, gradient in zip(learned, gradients, strict=True):
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            accumulate(learned, gradients)
         seen.policy_moved = True
         if self.lagged:
             # DistributedDataParallel averages what is the same on all processes; otherwise each leaves its own part.
-            whole = g if self.network is not network else own
+            whole = g if self.network is not bare(self.network) else own
             seen.gradient = [None if part is None else value for part, value in zip(own, whole, strict=True)]
 
     def weighted_loss(self, seen: Observation) -> Tensor:
@@ -274,12 +258,9 @@ class Learner:
         return value
 
     def validation_gradient(self, images: Tensor, labels: Tensor) -> list[Tensor]:
-        """∇ L_val at w itself, one tensor a parameter, with batch statistics as in training; without a trace."""
+        """∇ L_val at w itself, one tensor per parameter, with batch statistics as in training; without a trace."""
         check_batch(images, labels, self.device, "validation")
-        with undisturbed(bare(self.network)):
-            v = self._validation_gradient(Replay(self.device), images, labels)
-        add_up(v)
-        return v
+        return self._validation_gradient(Replay(self.device), images, labels)
 
     def alignment(self, seen: Observation, v: Sequence[Tensor]) -> Float[Tensor, " n"]:
         """s = J v: how much the loss of each sample falls with a step along −v."""
@@ -334,7 +315,7 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping) or not {"alpha", "steps", "skipped"} <= state.keys():
             found = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            raise KeyError(f"this is no state of a learner, but has {found}; give what its state_dict() has returned")
+            raise KeyError(f"this is not a state of a learner, but has {found}; give what its state_dict() returned")
         with torch.no_grad():
             self.alpha.copy_(state["alpha"])
             self._skipped.copy_(state["skipped"])
@@ -344,6 +325,27 @@ class Learner:
                 getattr(self, name).load_state_dict(state[name])
 
     # -- the parts of a step ----------------------------------------------------------------------------------------
+
+    def _inner_gradient(self, seen: Observation, retain_graph: bool) -> tuple[list[Tensor | None], list[Tensor]]:
+        """∇ Σ V_i L_i at w: this process's part, None for parameters that have none, and the sum over all processes."""
+        try:
+            own = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph)
+        except RuntimeError as error:
+            if "donated buffer" not in str(error):
+                raise
+            raise ValueError(
+                "torch.compile donates the buffers of a pass, and this one is needed twice; use lagged=True, or set "
+                "torch._functorch.config.donated_buffer = False before the first pass"
+            ) from None
+        parts = own if world_size() == 1 else [None if part is None else part.clone() for part in own]
+        g = filled(parts, list(self.parameters.values()))
+        add_up(g)
+        return own, g
+
+    def _gradient_ahead(self, seen: Observation, g: list[Tensor], images: Tensor, labels: Tensor) -> list[Tensor]:
+        """∇ L_val at ŵ = w − α g."""
+        with moved(list(self.parameters.values()), g, -self.alpha.detach()):
+            return self._validation_gradient(seen.replay, images, labels)
 
     def _outer_loss(self, seen: Observation) -> Tensor:
         """What θ and α are learned by, once the alignment is there."""
@@ -356,14 +358,13 @@ class Learner:
     def _judge(self, features: Tensor, t: Transformation, more: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor]:
         """The policy's outputs P and weights V, in the policy's own precision."""
         with torch.autocast(self.device.type, enabled=False):
-            blind = getattr(self.policy, "blind", False)
-            embedding = features.new_empty(len(t), 0) if blind else embed(t).to(features.dtype)
+            embedding = features.new_empty(len(t), 0) if is_blind(self.policy) else embed(t).to(features.dtype)
             outputs = self.policy(features, embedding, *more)
             if outputs.shape != (len(t),):
                 raise ValueError(
                     f"the policy gives {tuple(outputs.shape)} for {len(t)} samples; it must give one number each"
                 )
-            return outputs, getattr(self.policy, "normalize", normalize)(outputs)
+            return outputs, weigh(self.policy, outputs)
 
     @torch.no_grad()
     def _judge_again(self, seen: Observation) -> Tensor:
@@ -376,47 +377,42 @@ class Learner:
         return self._judge(features, seen.transformation, more)[1]
 
     def _pass(self, seen: Observation) -> Pass:
-        """The training pass of a mini-batch, for the routes."""
+        """The training pass of a mini-batch, for the routes, which repeat it under other parameters."""
         network, precision = bare(self.network), seen.replay.rounding(self._coarsest)
-        return Pass(network, self.parameters, seen.logits, self._again(seen), self._losses_of(seen), precision)
 
-    def _again(self, seen: Observation) -> Callable[[Callable[..., Tensor]], Tensor]:
-        """The training pass once more, for the routes: the logits of the same images under another network."""
+        def again(changed: Callable[..., Tensor]) -> Tensor:
+            with seen.replay.again(), undisturbed(network, seen.buffers):
+                return changed(seen.inputs).to(self.alpha.dtype)
 
-        def logits(network: Callable[..., Tensor]) -> Tensor:
-            with seen.replay.again(), undisturbed(bare(self.network), seen.buffers):
-                return network(seen.inputs).to(self.alpha.dtype)
-
-        return logits
-
-    def _losses_of(self, seen: Observation) -> Callable[[Tensor], Tensor]:
         def losses(logits: Tensor) -> Tensor:
             with torch.autocast(self.device.type, enabled=False):
                 return self.loss(logits, seen.labels)
 
-        return losses
+        return Pass(network, self.parameters, seen.logits, again, losses, precision)
 
     def _validation_gradient(self, replay: Replay, images: Tensor, labels: Tensor) -> list[Tensor]:
-        """v = ∇ L_val at the parameters as they are now, with batch statistics as in training."""
+        """∇ L_val at the parameters as they are now, with batch statistics as in training; buffers stay as they are."""
         network, w = bare(self.network), list(self.parameters.values())
         # Each process has its share of the validation batch; the sum over them is the mean over the whole.
         count = total(torch.full_like(self.alpha.detach(), len(images)))
         v: list[Tensor] = []
-        for part in self._parts(len(images), count):
-            some, theirs = images[part], labels[part]
-            with (
-                at_expectation(network),
-                torch.autocast(self.device.type, replay.precision, replay.autocast, cache_enabled=False),
-            ):
-                losses = self._losses(network(self.prepare(some)), theirs, "validation")
-            mean = torch.ones_like(losses) / count.to(losses.dtype)
-            own = filled(inner_gradient(losses, mean, self.parameters, retain_graph=False), w)
-            v = list(torch._foreach_add(v, own)) if v else own
+        with undisturbed(network):
+            for part in self._parts(len(images), count):
+                some, theirs = images[part], labels[part]
+                with (
+                    at_expectation(network),
+                    torch.autocast(self.device.type, replay.precision, replay.autocast, cache_enabled=False),
+                ):
+                    losses = self._losses(network(self.prepare(some)), theirs, "validation")
+                mean = torch.ones_like(losses) / count.to(losses.dtype)
+                own = filled(inner_gradient(losses, mean, self.parameters, retain_graph=False), w)
+                v = list(torch._foreach_add(v, own)) if v else own
+        add_up(v)
         return v
 
     def _parts(self, n: int, count: Tensor) -> list[slice]:
-        """Of this process's share of a validation batch: each takes every so manieth image of the global batch, so that
-        a part, and its batch statistics, are the same for any number of processes."""
+        """Of this process's share of a validation batch: each of m parts takes every m-th image of the global batch, so
+        that a part, and its batch statistics, are the same for any number of processes."""
         if self.part is None:
             return [slice(n)]
         whole, begins = (n, 0) if world_size() == 1 else (int(count), share(int(count)).start)
@@ -516,15 +512,21 @@ def next_batch(batches: Iterator[Batch]) -> Batch:
     """The next of the validation batches that `step` is given."""
     if not isinstance(batches, Iterator):
         raise ValueError(
-            f"validation_batches is a {type(batches).__name__}; give one iterator that begins anew at its end, such as "
+            f"validation_batches is a {type(batches).__name__}; give one iterator that starts over at its end, such as "
             "itertools.cycle of it"
         )
     try:
         return next(batches)
     except StopIteration:
         raise ValueError(
-            "there are no validation batches any more; give an iterator that begins anew, such as itertools.cycle"
+            "the validation batches have run out; give an iterator that starts over, such as itertools.cycle"
         ) from None
+
+
+def accumulate(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
+    """Add to `.grad`, as a backward pass does."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Float[Tensor, " n"]:

@@ -13,7 +13,7 @@ from metaaugment.transformation import Transformation
 
 @dataclass
 class Observation:
-    """What a mini-batch showed: all that the two updates of a step need."""
+    """What a mini-batch showed: everything that the two updates of a step need."""
 
     images: Tensor  # augmented, uint8
     labels: Tensor
@@ -60,13 +60,13 @@ def check_logits(logits: Tensor) -> None:
 
 
 def check_highest(logits: Tensor, labels: Tensor, what: str) -> None:
-    """Of labels for a loss of the user's own, which may ignore negative ones or take other than class numbers: those
-    that look like class numbers must not be above them, for which a GPU would end the program."""
+    """For a user's own loss, which may ignore negative labels: int64 labels must not exceed the classes, because on a
+    GPU that aborts the process."""
     classes = logits.shape[1]
     if labels.shape == logits.shape[:1] and labels.dtype == torch.int64 and 1 < classes <= int(labels.max()):
         raise ValueError(
             f"a {what} label is {int(labels.max())}, but the network has {classes} classes, 0 to {classes - 1}; "
-            "labels that are no class numbers must be of another type than int64"
+            "labels that are not class numbers must have another dtype than int64"
         )
 
 
@@ -93,5 +93,5 @@ def check_losses(losses: Tensor, labels: Tensor, what: str) -> None:
     if losses.shape != labels.shape[:1]:
         raise ValueError(
             f"the loss has shape {tuple(losses.shape)} for {len(labels)} {what} samples; "
-            "it must give one number a sample (reduction='none')"
+            "it must give one number per sample (reduction='none')"
         )

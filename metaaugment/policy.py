@@ -6,10 +6,13 @@ A policy is any module from features [n, d] and embeddings [n, 28] to positive o
 - `normalize`: its own way to turn outputs into weights;
 - `objective`: its own way to learn from the alignment, in place of the gradient of Eq. 3;
 - `blind = True`: it does not look at transformations, and functions that have no embedding may be drawn.
+
+A policy `Around` another one has what the other one has, but for what it does itself.
 """
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +25,8 @@ from metaaugment.embedding import K
 Head = Callable[[Tensor], Tensor]
 
 
-LARGEST = 15.0  # logarithm of an output, either way: weights a million million times each other say nothing more
+OPTIONAL = ("sees", "normalize", "objective", "blind")
+LARGEST = 15.0  # logarithm of an output, either way: a larger ratio of weights says nothing more
 
 
 def exponential(x: Tensor) -> Tensor:
@@ -93,11 +97,7 @@ class LabelPolicy(CluePolicy):
 
     def further(self, *evidence: Tensor) -> list[Tensor]:
         clues, labels = evidence
-        if labels.device.type == "cpu" and len(labels) and int(labels.max()) >= self.label.num_embeddings:
-            raise ValueError(
-                f"a label is {int(labels.max())}, but the policy knows {self.label.num_embeddings} classes; "
-                "use it on the classes that it was learned with"
-            )
+        check_classes(labels, self.label.num_embeddings, "the policy")
         return [*super().further(clues), self.label(labels)]
 
 
@@ -127,21 +127,28 @@ class UniformPolicy(nn.Module):
 # -- a policy around another one ---------------------------------------------------------------------------------------
 
 
-class RejectingPolicy(nn.Module):
-    """Another policy, whose samples below the mean of the mini-batch get no weight: an ablation of the paper's.
-
-    What the sampler sees are the other policy's outputs, unchanged.
-    """
+class Around(nn.Module):
+    """Another policy; what is changed about it a subclass says."""
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
         self.policy = policy
-        self.sees = seen_by(policy)
 
     def forward(
         self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"], *evidence: Tensor
     ) -> Float[Tensor, " n"]:
         return self.policy(features, embedding, *evidence)
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks here for what the class itself does not have.
+        return getattr(self.policy, name) if name in OPTIONAL else super().__getattr__(name)
+
+
+class RejectingPolicy(Around):
+    """Another policy, whose samples below the mean of the mini-batch get no weight: an ablation of the paper's.
+
+    What the sampler sees are the other policy's outputs, unchanged.
+    """
 
     def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         count = total(torch.full_like(outputs[0], len(outputs)))
@@ -150,12 +157,12 @@ class RejectingPolicy(nn.Module):
         return normalize(outputs * (outputs >= mean * (1 - 8 * torch.finfo(mean.dtype).eps)))
 
 
-class RegressingPolicy(nn.Module):
+class RegressingPolicy(Around):
     """Another policy, which learns to predict the alignment itself; a sample's weight grows with what is predicted.
 
-    The logarithm of the other policy's output is the prediction, in deviations of the mini-batch: one target a sample
-    and step, where Eq. 3 has one number a step. The weights that lower the validation loss most grow with the expected
-    alignment, so nothing else has to be known of it.
+    The logarithm of the other policy's output is the prediction, in deviations of the mini-batch: one target per
+    sample and step, where Eq. 3 has one number per step. The weights that lower the validation loss most grow with the
+    expected alignment, so nothing else has to be known of it.
 
     Args:
         policy: one with the head `exponential`.
@@ -163,17 +170,15 @@ class RegressingPolicy(nn.Module):
     """
 
     def __init__(self, policy: nn.Module, sharpness: float = 1.0) -> None:
-        super().__init__()
+        super().__init__(policy)
         check_sharpness(sharpness)
-        self.policy = policy
-        self.sees = seen_by(policy)
         self.sharpness: Tensor
         self.register_buffer("sharpness", torch.tensor(float(sharpness)))
 
     def forward(
         self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"], *evidence: Tensor
     ) -> Float[Tensor, " n"]:
-        return exponential(self.sharpness * self.policy(features, embedding, *evidence).log())
+        return exponential(self.sharpness * super().forward(features, embedding, *evidence).log())
 
     def objective(self, outputs: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
         """The mean square error of the predictions over the global mini-batch, of which this is a process's share."""
@@ -199,11 +204,7 @@ def clues(logits: Float[Tensor, "n c"], labels: Int[Tensor, " n"]) -> Float[Tens
             f"the labels are {labels.dtype} of shape {tuple(labels.shape)}; a policy that looks at them takes class "
             "numbers [n]"
         )
-    if labels.device.type == "cpu" and len(labels) and int(labels.max()) >= logits.shape[1]:
-        raise ValueError(
-            f"a label is {int(labels.max())}, but the network that the policy sees through knows {logits.shape[1]} "
-            "classes; use the policy on the classes that it was learned with"
-        )
+    check_classes(labels, logits.shape[1], "the network that the policy sees through")
     # Where a class is ruled out its logarithm is −∞, and its part of the entropy 0.
     known = F.log_softmax(logits.detach().float(), dim=1).clamp(min=-1e4)
     loss = -known.gather(1, labels.long()[:, None]).squeeze(1)
@@ -217,14 +218,41 @@ EVIDENCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def seen_by(policy: nn.Module) -> tuple[str, ...]:
-    """Names of the evidence that a policy is handed besides feature and embedding."""
+def seen_by(policy: nn.Module | Callable[..., nn.Module]) -> tuple[str, ...]:
+    """Names of the evidence that a policy, or one of a kind, is handed besides feature and embedding."""
     return getattr(policy, "sees", ())
 
 
 def evidence(policy: nn.Module, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     """What a policy is handed besides feature and embedding, out of what the network says of the sample."""
     return tuple(EVIDENCE[name](logits, labels) for name in seen_by(policy))
+
+
+def is_blind(policy: nn.Module) -> bool:
+    """Whether it does not look at transformations."""
+    return getattr(policy, "blind", False)
+
+
+def weigh(policy: nn.Module, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The weights that a policy makes of its outputs."""
+    return getattr(policy, "normalize", normalize)(outputs)
+
+
+def check_classes(labels: Tensor, classes: int, whose: str) -> None:
+    """On the CPU; on a GPU the host would have to wait for it."""
+    if labels.device.type != "cpu" or not len(labels):
+        return
+    least, most = int(labels.min()), int(labels.max())
+    if most >= classes:
+        raise ValueError(
+            f"a label is {most}, but {whose} knows {classes} classes; use the policy on the classes that it was "
+            "learned with"
+        )
+    if least < 0:
+        raise ValueError(
+            f"a label is {least}, and a policy that looks at labels takes class numbers of 0 and above; use one that "
+            "does not look at them, such as PolicyNetwork"
+        )
 
 
 def check_features(features: Tensor, layer: nn.Linear) -> None:
@@ -246,11 +274,11 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
 # What may stand before the name of a kind.
 HEADS: dict[str, Head] = {"": torch.sigmoid, "exponential-": exponential}
 WRAPPERS: dict[str, Callable[..., nn.Module]] = {"rejecting-": RejectingPolicy, "regressing-": RegressingPolicy}
-POLICIES = tuple(
-    wrapper + head + kind
+POLICIES = {
+    wrapper + head + kind: (wrapper, head, kind)
     for wrapper in ("", *WRAPPERS) for head in HEADS for kind in KINDS
     if wrapper != "regressing-" or head  # a prediction must not be bounded
-)  # fmt: skip
+}  # fmt: skip
 
 
 def build(
@@ -259,14 +287,11 @@ def build(
     """A policy by its name in `POLICIES`."""
     if name not in POLICIES:
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(POLICIES)}")
-    wrapper = next((prefix for prefix in WRAPPERS if name.startswith(prefix)), "")
-    head = "exponential-" if "exponential-" in name else ""
-    kind = name.removeprefix(wrapper).removeprefix(head)
+    wrapper, head, kind = POLICIES[name]
     classes = {"num_classes": num_classes} if kind == "label-policy" and num_classes is not None else {}
     policy = KINDS[kind](feature_dim, hidden, HEADS[head], **classes)
-    if wrapper == "rejecting-":
-        return RejectingPolicy(policy)
-    return RegressingPolicy(policy, sharpness) if wrapper else policy
+    sharp = {"sharpness": sharpness} if wrapper == "regressing-" else {}
+    return WRAPPERS[wrapper](policy, **sharp) if wrapper else policy
 
 
 def name_of(policy: nn.Module) -> str | None:
@@ -282,4 +307,4 @@ def name_of(policy: nn.Module) -> str | None:
 
 def innermost(policy: nn.Module) -> nn.Module:
     """The policy inside those around it."""
-    return innermost(policy.policy) if type(policy) in WRAPPERS.values() else policy  # type: ignore[arg-type]
+    return innermost(policy.policy) if isinstance(policy, Around) else policy

@@ -14,7 +14,7 @@ from metaaugment.distributed import bare
 from metaaugment.networks import NETWORKS
 from metaaugment.networks import network as build_network
 from metaaugment.ops import SPACES, Space
-from metaaugment.policy import POLICIES, WRAPPERS, name_of
+from metaaugment.policy import POLICIES, name_of
 from metaaugment.policy import build as build_policy
 from metaaugment.source import Source, space_hash
 from metaaugment.transformation import FLOAT_TYPES
@@ -75,7 +75,7 @@ def reading(file: Path) -> Iterator[dict[str, Any]]:
     except Foreign as error:
         raise sealed.Damaged(file, f"cannot be used here: {error}") from None
     except sealed.MALFORMED as error:
-        raise sealed.Damaged(file, f"is no intact policy: {sealed.first_line(error)}", WAY_OUT) from error
+        raise sealed.Damaged(file, f"is not an intact policy: {sealed.first_line(error)}", WAY_OUT) from error
 
 
 def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space | None) -> Content:
@@ -95,7 +95,7 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
         if tree["theta"] or tree["w"]:
             raise ValueError("it has tensors of a policy, but no name of one")
         if extractor is not None:
-            raise Foreign("it holds p alone, and looks through no network; leave extractor= away")
+            raise Foreign("it holds p alone, and looks through no network; leave out extractor=")
         return Content(tree["p"], source, None, None, tree["provenance"])
     policy = copied_policy(tree["policy"], tree["theta"], source.num_classes)
     try:
@@ -103,14 +103,14 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
     except ValueError as error:
         if extractor is None:
             raise
-        raise Foreign(f"{error}; hand in the extractor that it was learned with") from None
+        raise Foreign(f"{error}; pass the extractor that it was learned with") from None
     return Content(tree["p"], source, policy, network, tree["provenance"])
 
 
 def _space_of(recorded: Mapping[str, str], given: Space | None) -> Space:
     name, recorded_hash = recorded["name"], recorded["sha256"]
     if given is None and name not in SPACES:
-        raise Foreign(f"unknown space {name!r}; hand it in with space=, or take one of {', '.join(SPACES)}")
+        raise Foreign(f"unknown space {name!r}; pass it with space=, or use one of {', '.join(SPACES)}")
     space = SPACES[name] if given is None else given
     if space_hash(space) != recorded_hash:
         raise Foreign(
@@ -137,8 +137,8 @@ def copied_policy(name: str, tensors: Mapping[str, Tensor], num_classes: int) ->
     """A policy of this name, with copies of these tensors."""
     if name not in POLICIES:
         raise Foreign(f"unknown policy {name!r}; this version of metaaugment has {', '.join(POLICIES)}")
-    wrapped = any(name.startswith(prefix) for prefix in WRAPPERS)
-    weight = tensors.get("policy.feature.weight" if wrapped else "feature.weight")
+    wrapper, _, _ = POLICIES[name]
+    weight = tensors.get("policy.feature.weight" if wrapper else "feature.weight")
     if weight is None or weight.ndim != 2:
         raise ValueError("the tensor feature.weight of the policy is missing, or no matrix")
     with torch.device("meta"):  # without memory of its own
@@ -151,11 +151,10 @@ def copied_extractor(source: Source, tensors: Mapping[str, Tensor], own: nn.Modu
     if own is not None:
         return _fitted(deepcopy(plain(own)).float(), tensors, "w")
     if source.network is None:
-        raise Foreign("its extractor is a network of its user's own; hand it in with extractor=")
+        raise Foreign("its extractor is a network of its user's own; pass it with extractor=")
     if source.network not in NETWORKS:
         raise Foreign(
-            f"unknown network {source.network!r}; hand it in with extractor=, or take one of "
-            f"{', '.join(sorted(NETWORKS))}"
+            f"unknown network {source.network!r}; pass it with extractor=, or use one of {', '.join(sorted(NETWORKS))}"
         )
     with torch.device("meta"):
         network = build_network(source.network, source.num_classes, source.channels).float()
@@ -167,7 +166,7 @@ def _fitted(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> nn.M
     needed = module.state_dict()
     for name, own in needed.items():
         if not isinstance(own, Tensor):
-            raise ValueError(f"{what}/{name} of the network is no tensor, and has no place in a file")
+            raise ValueError(f"{what}/{name} of the network is not a tensor, and has no place in a file")
         if not isinstance(found := tensors.get(name), Tensor):
             raise ValueError(f"the tensor {what}/{name} is missing")
         if found.shape != own.shape:

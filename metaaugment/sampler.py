@@ -1,6 +1,11 @@
 """Samplers: which two functions each sample gets.
 
 A sampler has `sample(n, generator)`, which draws a transformation, and `record` and `update`, which may do nothing.
+What it may have besides:
+
+- `probabilities`: p_{j,k} [K, K], which the log of a run shows and an exported policy keeps;
+- `tallies`: tensors in which each process counts for itself until `update`, so that a checkpoint has the sum of all;
+- `state_dict`, `load_state_dict`: what has to be kept for a run to go on.
 """
 
 from collections.abc import Mapping
@@ -12,7 +17,7 @@ from torch import Tensor
 from metaaugment.distributed import add_up
 from metaaugment.embedding import K
 from metaaugment.ops import INDEX
-from metaaugment.transformation import Transformation
+from metaaugment.transformation import Transformation, device_of
 
 
 def probabilities(v: Float[Tensor, "..."], epsilon: float) -> Float[Tensor, "..."]:
@@ -23,8 +28,8 @@ def probabilities(v: Float[Tensor, "..."], epsilon: float) -> Float[Tensor, "...
 class TransformationSampler:
     """Draws pairs of functions by p_{j,k}, estimated from the policy network's outputs (Eq. 5).
 
-    `record` collects outputs, `update` refreshes p from those of the last `window` calls of `update`: once an epoch in
-    the paper, which keeps 50 or 20 epochs. Before the first one p is uniform.
+    `record` collects outputs. `update` refreshes p from those of the last `window` calls of `update`: once per epoch in
+    the paper, which keeps 50 or 20 epochs. Before the first call, p is uniform.
     """
 
     def __init__(self, epsilon: float = 0.1, window: int = 20, functions: int = K) -> None:
@@ -45,7 +50,7 @@ class TransformationSampler:
         return Transformation.draw(first, second, generator)
 
     def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
-        """Note the raw outputs P of a mini-batch; those that are not finite are left out."""
+        """Collect the raw outputs P of a mini-batch; those that are not finite are left out."""
         functions = self.probabilities.shape[0]
         self.to(outputs.device)
         pair = (transformation.first * functions + transformation.second).to(outputs.device)
@@ -138,22 +143,22 @@ class StillSampler:
 
 
 class UniformSampler(StillSampler):
-    """Every pair of functions alike: the paper's RandAugment, and epsilon = 1."""
+    """Draws pairs of functions uniformly: the paper's RandAugment, and epsilon = 1."""
 
     def __init__(self, functions: int = K) -> None:
         self.functions = functions
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
-        device = generator.device if generator is not None else None
+        device = device_of(generator)
         first, second = torch.randint(0, self.functions, (2, n), generator=generator, device=device)
         return Transformation.draw(first, second, generator)
 
 
 class IdentitySampler(StillSampler):
-    """No function at all: the baseline."""
+    """Draws no function at all: the baseline."""
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
-        device = generator.device if generator is not None else None
+        device = device_of(generator)
         identity = torch.full((n,), INDEX["Identity"], device=device)
         return Transformation.draw(identity, identity, generator)
 
@@ -161,7 +166,7 @@ class IdentitySampler(StillSampler):
 def draw_pairs(
     probabilities: Float[Tensor, "K K"], n: int, generator: torch.Generator | None = None
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """n pairs (j, k) ~ p, by inverting the cumulative distribution: one uniform number a pair, no host in between."""
+    """n pairs (j, k) ~ p, by inverting the cumulative distribution: one uniform number per pair, no host in between."""
     device = generator.device if generator is not None else probabilities.device
     cumulative = probabilities.to(device).flatten().cumsum(0)
     place = torch.rand(n, generator=generator, device=device, dtype=torch.float64) * cumulative[-1]

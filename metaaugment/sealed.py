@@ -74,18 +74,18 @@ def load(file: Path, kind: str) -> dict[str, Any]:
     except (SafetensorError, KeyError) as error:  # KeyError: of a type that torch has not
         raise Damaged(file, f"is cut off or damaged ({error})") from None
     if "state" not in metadata or "sha256" not in metadata:
-        raise Damaged(file, f"is no {kind} file of metaaugment")
+        raise Damaged(file, f"is not a {kind} file of metaaugment")
     if _digest(tensors, metadata["state"]) != metadata["sha256"]:
         raise Damaged(file, "is damaged: its SHA-256 is not the one that was written")
     try:
         state = json.loads(metadata["state"])
         found, tree = str(state["kind"]), _unpack(state["tree"], tensors)
     except MALFORMED as error:  # under a right SHA-256: written by another program
-        raise Damaged(file, f"is no intact {kind}: its state is malformed ({first_line(error)})") from None
+        raise Damaged(file, f"is not an intact {kind}: its state is malformed ({first_line(error)})") from None
     if found != kind:
         raise Damaged(file, f"is a {found} file, not a {kind} file")
     if not isinstance(tree, dict):
-        raise Damaged(file, f"is no intact {kind}: its state is a {type(tree).__name__}, not an object")
+        raise Damaged(file, f"is not an intact {kind}: its state is a {type(tree).__name__}, not an object")
     return tree
 
 
@@ -164,7 +164,7 @@ def _pack(tree: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(tree, Mapping):
         names = [str(key) for key in tree]
         if len(set(names)) < len(names) or TENSOR in names:
-            raise ValueError(f"the keys {names} cannot be told apart in a file; {TENSOR!r} is taken")
+            raise ValueError(f"the keys {names} cannot be told apart in a file; {TENSOR!r} is reserved")
         return {
             name: _pack(value, tensors, _below(path, name)) for name, value in zip(names, tree.values(), strict=True)
         }

@@ -32,7 +32,7 @@ class Source:
         if not all(isinstance(value, float) and math.isfinite(value) for value in (*self.mean, *self.std)):
             raise ValueError(f"mean is {self.mean} and std {self.std}; both must be finite numbers")
         if not all(value > 0 for value in self.std):
-            raise ValueError(f"std is {self.std}; deviations are above 0")
+            raise ValueError(f"std is {self.std}; they must be above 0")
         for value in self.fill:
             _check_number("fill", value, 0, 255)
         if len(self.size) != 2:

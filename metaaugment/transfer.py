@@ -31,6 +31,7 @@ from metaaugment.policy import (
     innermost,
     normalize,
     seen_by,
+    weigh,
 )
 from metaaugment.policy_file import FORMAT, copied_extractor, copied_policy, plain, policy_name
 from metaaugment.sampler import FixedSampler, UniformSampler
@@ -105,7 +106,7 @@ class LearnedPolicy:
     ) -> Float[Tensor, " n"]:
         """V = P / ΣP of images that are augmented already, over the global mini-batch."""
         outputs = self.outputs(images, transformation, labels)
-        return normalize(outputs) if self.judge is None else self.judge.normalize(outputs)
+        return normalize(outputs) if self.judge is None else weigh(self.judge, outputs)
 
     @torch.no_grad()
     def outputs(
@@ -211,7 +212,7 @@ class LearnedPolicy:
         for title, pairs in (("likeliest", order[:5]), ("least likely", order[-5:])):
             shown = (f"{names[pair // K]} + {names[pair % K]} {p.flatten()[pair]:.3%}" for pair in pairs)
             lines.append(f"{title:12} {', '.join(shown)}")
-        lines.append(f"{'function':12} first, second; {1 / K:.2%} each if all were alike")
+        lines.append(f"{'function':12} first, second; {1 / K:.2%} each if uniform")
         lines += [f"{name:12} {p[i].sum():.2%}, {p[:, i].sum():.2%}" for i, name in enumerate(names)]
         return [*lines, "provenance", *(f"  {key}: {_shown(value)}" for key, value in self.provenance.items())]
 
@@ -384,7 +385,7 @@ def _check_distribution(p: Tensor) -> None:
         found = f"{p.dtype} {tuple(p.shape)}" if isinstance(p, Tensor) else type(p).__name__
         raise ValueError(f"p is {found}; it must be torch.float64 {(K, K)}")
     if not (p.isfinite() & (p >= 0)).all() or abs(float(p.sum()) - 1) > 1e-6:
-        raise ValueError(f"p is no distribution: from {p.min():g} to {p.max():g}, and {p.sum():.9g} in all, not 1")
+        raise ValueError(f"p is not a distribution: from {p.min():g} to {p.max():g}, and {p.sum():.9g} in all, not 1")
 
 
 def _check_finite(what: str, state: Mapping[str, Tensor]) -> None:
@@ -406,7 +407,7 @@ def _as_json(provenance: Mapping[str, Any]) -> dict[str, Any]:
         value = json.loads(json.dumps(provenance, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"the provenance is no JSON ({error}); it holds texts, numbers, lists and dictionaries"
+            f"the provenance is not valid JSON ({error}); it may hold strings, numbers, lists and dictionaries"
         ) from None
     if not isinstance(value, dict):
         raise ValueError("the provenance must be a dictionary")

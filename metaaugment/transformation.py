@@ -20,14 +20,14 @@ FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True, eq=False)
 class Transformation:
-    """For each of n samples two functions in order, with all that was drawn for them.
+    """Two functions in order for each of n samples, with everything that was drawn for them.
 
-    Everything random is here, so that applying a transformation is pure: twice the same images, twice the same result.
+    Everything random is here, so applying a transformation is pure: the same images give the same result.
 
     - `first`, `second`: indices into `OPS`, [n]
     - `magnitudes`: in [0, 10], [n, 2]
     - `signs`: +1 or −1, [n, 2]; functions without a direction ignore them
-    - `positions`: the centers of Cutout as fractions (y, x) of the image in [0, 1], [n, 2, 2]; the middle if not given
+    - `positions`: the centers of Cutout as fractions (y, x) of the image in [0, 1], [n, 2, 2]; by default the middle
     """
 
     first: Int[Tensor, " n"]
@@ -95,7 +95,7 @@ class Transformation:
         generator: torch.Generator | None = None,
         magnitudes: Float[Tensor, "n 2"] | None = None,
     ) -> "Transformation":
-        """Draw what is left open: magnitudes ~ U(0, 10) where none are given, fair signs, positions."""
+        """Draw the rest: magnitudes ~ U(0, 10) if none are given, fair signs, positions."""
         n, device = len(first), getattr(first, "device", None)
         if magnitudes is None:
             magnitudes = torch.rand(n, 2, generator=generator, device=device, dtype=torch.float32) * MAX_MAGNITUDE
@@ -120,6 +120,11 @@ class Transformation:
         return self._trusted(*(None if value is None else function(value) for value in values))
 
 
+def device_of(generator: torch.Generator | None) -> torch.device:
+    """Where its numbers are drawn; without one, torch's default."""
+    return torch.get_default_device() if generator is None else generator.device
+
+
 def apply(
     images: Tensor, transformation: Transformation, space: str | Space = "metaaugment", fill: int | Sequence[int] = 0
 ) -> Tensor:
@@ -129,12 +134,12 @@ def apply(
         images: uint8 [n, c, h, w] with 1 or 3 channels. Floating-point images in [0, 1] are taken as uint8 / 255 and
             give the uint8 result / 255 in their own dtype.
         transformation: one for each image, on any device.
-        space: what magnitudes mean: a name of `metaaugment.ops.SPACES`, or a space of your own.
-        fill: the value in 0 … 255, or one a channel, of what geometric functions uncover and Cutout covers.
+        space: defines what magnitudes mean: a name in `metaaugment.ops.SPACES`, or a space of your own.
+        fill: the value in 0 … 255, or one per channel, of what geometric functions uncover and Cutout covers.
 
     Returns:
-        New images of the same shape, dtype and device; on uint8 what Pillow gives, bit for bit. On CUDA the host does
-        not wait for the device; after a first call for warming up, a call can be captured in a CUDA graph.
+        New images of the same shape, dtype and device; for uint8, what Pillow gives, bit for bit. On CUDA the host does
+        not wait for the device; after a first call as a warm-up, a call can be captured in a CUDA graph.
     """
     space = find_space(space)
     _check_images(images, transformation)
@@ -183,9 +188,9 @@ def _check_images(images: Tensor, transformation: Transformation) -> None:
         raise ValueError(f"images has shape {tuple(images.shape)}; a batch is [n, channels, height, width]")
     n, channels, height, width = images.shape
     if channels not in (1, 3):
-        raise ValueError(f"images has {channels} channels; 1 (grey) and 3 (RGB) are possible")
+        raise ValueError(f"images has {channels} channels; 1 (grey) and 3 (RGB) are allowed")
     if not 1 <= min(height, width) <= max(height, width) <= MAX_SIDE:
-        raise ValueError(f"images are {height} by {width} pixels; sides of 1 to {MAX_SIDE} are possible")
+        raise ValueError(f"images are {height} by {width} pixels; sides of 1 to {MAX_SIDE} are allowed")
     if n != len(transformation):
         raise ValueError(f"{n} images but {len(transformation)} transformations; give each image one")
 

@@ -1,4 +1,20 @@
-"""Before anything is imported: shapes in signatures are checked, and Triton runs in its interpreter without a GPU."""
+"""Before anything is imported: shapes in signatures are checked, and Triton runs in its interpreter without a GPU.
+
+Besides the tests this folder holds what they share:
+
+- `commands`: calls of the program, and what they end in
+- `endings`: runs that are killed, and comparing what two runs come to
+- `images`: images that have tripped an implementation, and Pillow's
+- `trees`: small data sets on disk, in their official layouts
+- `processes`: processes that work together, and waiting for what others do
+- `users`: who runs a test
+- `outside`: all that is read from outside, how each kind of file is spoiled, and who reads it
+- `spoiled`: how bytes, JSON, sealed files and images are spoiled
+- `harm`: harm that reading a file may do, and who looks out for it
+- `fuzz`: a program that spoils files at length, by these three
+- `kills`: a program that kills runs at random moments
+- `struck`: the program, of which one process gets a signal; for torchrun
+"""
 
 import os
 

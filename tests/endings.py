@@ -1,4 +1,4 @@
-"""What a run comes to, to be compared bit for bit with what another one does; only their clocks may differ."""
+"""How a run ends, by being killed too, and what it comes to: bit for bit what another one does, but for clocks."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,10 @@ from metaaugment.training import checkpoint
 from metaaugment.training.log import Row
 
 TIMES = ("seconds", "images_per_second")
+
+
+class Killed(BaseException):
+    """As sudden as SIGKILL: nothing on the way catches it."""
 
 
 def timeless(values: dict[str, Any]) -> dict[str, Any]:

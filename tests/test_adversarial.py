@@ -257,7 +257,7 @@ def test_what_cannot_be_is_named() -> None:
     with pytest.raises(ValueError, match=r"copies is 1; .* at least 2"):
         AdversarialSampler(copies=1)
     sampler = AdversarialSampler(copies=2)
-    with pytest.raises(ValueError, match="the losses are missing"):
+    with pytest.raises(ValueError, match="the losses that the policies are judged by are missing"):
         sampler.record(sampler.sample(4), torch.ones(4))
     with pytest.raises(ValueError, match="the state is of 3 policies; this sampler has 2 copies"):
         sampler.load_state_dict(AdversarialSampler(copies=3).state_dict())

@@ -356,7 +356,7 @@ def test_num_ops_functions_are_applied(number: int, monkeypatch: pytest.MonkeyPa
         ({"magnitude": 3.0}, "--magnitude is 3.0, but --num-ops is missing; give both, or neither"),
         ({"num_ops": 0, "magnitude": 3.0}, "--num-ops is 0; it must be 1 to 16"),
         ({"num_ops": 2, "magnitude": 14.0}, "--magnitude is 14.0; it must be 0 to 10"),
-        ({"num_ops": 2, "magnitude": 3.0, "method": "faa"}, "--num-ops is 2; it must be left away for --method faa"),
+        ({"num_ops": 2, "magnitude": 3.0, "method": "faa"}, "--num-ops is 2; it must be left out for --method faa"),
     ],
 )
 def test_what_randaugment_refuses(changes: dict[str, Any], sentence: str) -> None:
@@ -442,14 +442,14 @@ def test_what_is_written_is_read_back(name: str, tmp_path: Path) -> None:
         (plain(sub_policies=[[["Rotate", -0.1, 3], ["Invert", 0.1, None]]]), "Rotate has the probability -0.1"),
         (plain(sub_policies=[[["Rotate", math.nan, 3], ["Invert", 0.1, None]]]), "Rotate has the probability nan"),
         (plain(sub_policies=[[["Rotate", 0.5, 11], ["Invert", 0.1, None]]]), "Rotate has the level 11; it must"),
-        (plain(sub_policies=[[["Rotate", 0.5, "3"], ["Invert", 0.1, None]]]), "'3' stands where a number must be"),
+        (plain(sub_policies=[[["Rotate", 0.5, "3"], ["Invert", 0.1, None]]]), "'3' is given where a number must be"),
         (plain(sub_policies=[[["Rotate", 0.5, None], ["Invert", 0.1, None]]]), "Rotate has no level; it needs one"),
-        (plain(sub_policies=[[["Rotate", 10**400, 3], ["Invert", 0.1, None]]]), "stands where a number must be"),
-        (plain(sub_policies=[[["Rotate", 0.5, 10**400], ["Invert", 0.1, None]]]), "stands where a number must be"),
+        (plain(sub_policies=[[["Rotate", 10**400, 3], ["Invert", 0.1, None]]]), "is given where a number must be"),
+        (plain(sub_policies=[[["Rotate", 0.5, 10**400], ["Invert", 0.1, None]]]), "is given where a number must be"),
         (plain(sub_policies=[[["Rotate", 0.5, 3]]]), "must be a list of two functions"),
         (plain(sub_policies=[["Rotate", "Invert"]]), "must be its name, probability and level"),
         (plain(sub_policies=[]), "its list of sub-policies is empty"),
-        (plain(sub_policies={}), "its sub_policies is {}, which it cannot be"),
+        (plain(sub_policies={}), "its sub_policies is {}, which is not a valid value"),
         (plain(system="mine"), "its system is 'mine'; choose one of autoaugment, faa, pba, dada"),
         (plain(space="mine"), "its space is 'mine'; choose one of"),
         (plain(max_level=0), "its max_level is 0; it must be above 0"),
@@ -464,7 +464,7 @@ def test_what_is_written_is_read_back(name: str, tmp_path: Path) -> None:
         (logged(log=[["1", "0", 3, 4, [0] * 4, [11, 0, 0, 0]]]), "Rotate has the probability 1.1"),
         (
             logged(log=[["1", "0", 3, 4, [0] * 4, [1] * 4], ["2", "3", 5, 5, [1] * 4, [2] * 4]]),
-            "its log has a gap: trial 3 goes on where the line before it has 1",
+            "its log has a gap: trial 3 continues where the line before it has 1",
         ),
     ],
 )  # fmt: skip
@@ -479,13 +479,13 @@ def test_a_damaged_policy_is_refused_by_name(values: dict[str, Any], sentence: s
 def test_a_file_that_is_no_policy(content: str, tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text(content)
-    with pytest.raises(ValueError, match=r"policy.json is no policy of a compared system"):
+    with pytest.raises(ValueError, match=r"policy.json is not a policy of a compared system"):
         published.find(file)
 
 
 def test_a_policy_of_another_system_is_refused() -> None:
     recipe = replace(RECIPES["digits"](), method="faa", policy=Path("pba-svhn"))
-    with pytest.raises(ValueError, match="--policy pba-svhn is one of pba; say --method pba"):
+    with pytest.raises(ValueError, match="--policy pba-svhn is a policy of pba; use --method pba"):
         prepare(recipe, Place(device="cpu"), QUIET)
 
 
@@ -493,7 +493,7 @@ def test_a_policy_of_a_system_needs_its_method(tmp_path: Path, capsys: pytest.Ca
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(plain()))
     for name, system in ((str(file), "autoaugment"), ("faa-svhn", "faa")):
-        with pytest.raises(ValueError, match=f"is a policy of {system}; say --method {system}"):
+        with pytest.raises(ValueError, match=f"is a policy of {system}; use --method {system}"):
             prepare(replace(RECIPES["digits"](), policy=Path(name)), Place(device="cpu"), QUIET)
     with pytest.raises(SystemExit):
         cli.main(["inspect", str(file)])

@@ -2,10 +2,27 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from metaaugment.bench import ops, step, transfer
+from metaaugment.bench import ops, record, step, transfer
+
+
+def test_a_slow_moment_of_the_machine_meets_all_and_changes_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of our own: 2 and 5 seconds a call, 100 more at the first, and ten times as many in two rounds."""
+    now, log = [0.0], []
+
+    def takes(name: str, seconds: float) -> None:
+        now[0] += seconds + 100 * (name not in log)
+        now[0] += 9 * seconds * (20 <= len(log) < 34)
+        log.append(name)
+
+    monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    calls = {"quick": lambda: takes("quick", 2.0), "slow": lambda: takes("slow", 5.0)}
+    assert record.by_turns(calls, 70.0, "cpu") == {"quick": 2.0, "slow": 5.0}
+    a_round = ["quick"] * 5 + ["slow"] * 2
+    assert log == ["quick"] * 2 + ["slow"] * 2 + a_round * 7
 
 
 def test_ops_compares_systems_on_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,9 +27,9 @@ def metaaugment(*args: str, cwd: Path | None = None) -> subprocess.CompletedProc
         ([], {"ops": "List the image functions", "bench": "Time a part"}),
         (
             ["ops"],
-            {"--space": "meaning of a magnitude", "--size": "Side of the image", "--picture": "Draw each function"},
+            {"--space": "what a magnitude means", "--size": "Side of the image", "--picture": "Draw each function"},
         ),
-        (["bench", "ops"], {"--seconds": "Time for each system", "--device": "cpu or cuda", "--out": "as JSON"}),
+        (["bench", "ops"], {"--seconds": "Seconds for each system", "--device": "cpu or cuda", "--out": "as JSON"}),
         (["bench", "step"], {"--networks": "task networks", "--batch": "Images in a mini-batch"}),
     ],
     ids=lambda value: " ".join(value),
@@ -83,19 +83,22 @@ def test_ops_draws_a_picture(tmp_path: Path) -> None:
         (["ops", "--image", "cat.png"], "only used with --picture"),
         (["ops", "--picture", "x.png", "--image", "no-such.png"], "no-such.png: No such file"),
         (["ops", "--picture", "x.png", "--image", __file__], "cannot be read as an image"),
-        (["ops", "--spaces", "faa"], "Whose meaning of a magnitude"),  # the nearest flag, explained
+        (["ops", "--spaces", "faa"], "Space that defines what a magnitude means"),  # the nearest flag, explained
         (["ops", "--size", "99999999999999999999"], "it must be 1 to 16383"),
-        (["ops", "--picture", "noending"], "--picture noending is no name for a picture"),
-        (["ops", "--picture", "."], "is no name for a picture"),
+        (["ops", "--picture", "noending"], "--picture noending is not a name for a picture"),
+        (["ops", "--picture", "."], "is not a name for a picture"),
         (["bench", "ops", "--seconds", "inf"], "--seconds is inf"),
         (["bench", "ops", "--seconds", "nan"], "--seconds is nan"),
-        (["bench", "step", "--batch", "1"], "--batch is 1"),
+        (["bench", "step", "--batch", "1"], "--batch is 1; it must be at least 2"),
+        (["bench", "step", "--seconds", "0"], "--seconds is 0; it must be above 0 and at most 3600"),
         (["bench", "ops", "--device", "tpu"], "--device is 'tpu'; choose cpu or cuda"),
         (["bench", "ops", "--seconds", "-1"], "--seconds is -1"),
         (["nonsense"], "nonsense"),
         ([], "subcommand"),
-        (["transfer", "a", "digits", "--policy", "b"], "transfer names its policy file first; leave --policy away"),
-        (["transfer", "a", "digits", "--policy=b"], "transfer names its policy file first; leave --policy away"),
+        (["transfer", "a", "digits", "--policy", "b"], "transfer takes its policy file first; leave out --policy"),
+        (["transfer", "--epochs", "1", "a", "digits"], "transfer names FILE and RECIPE first, not --epochs 1;"),
+        (["transfer", "a", "--epochs", "1", "digits"], "transfer names FILE and RECIPE first, not a --epochs;"),
+        (["transfer", "a", "digits", "--policy=b"], "transfer takes its policy file first; leave out --policy"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -105,6 +108,13 @@ def test_a_users_mistake_is_one_sentence_and_status_2(args: list[str], sentence:
     assert sentence in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("args", [["transfer", "--help"], ["transfer", "a", "--help"], ["transfer", "a", "-h"]])
+def test_help_of_transfer_is_its_own(args: list[str], tmp_path: Path) -> None:
+    done = metaaugment(*args, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "usage: metaaugment transfer" in done.stdout
 
 
 def test_show_names_the_command_for_a_policy_that_looks_at_labels(tmp_path: Path) -> None:

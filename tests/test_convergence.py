@@ -55,10 +55,10 @@ class Written:
         learner = problem.learner
         self.problem, self.rates, self.loss = problem, rates, nn.CrossEntropyLoss(reduction="none")
         self.w = {name: p.detach().clone().requires_grad_() for name, p in learner.network.named_parameters()}
-        self.judge = {name: p.detach().clone() for name, p in problem.judge.named_parameters()}
-        self.theta = [name for name in self.judge if learner.extractor is not None or name.startswith("policy.")]
+        self.parts = {name: p.detach().clone() for name, p in problem.outputs.named_parameters()}
+        self.theta = [name for name in self.parts if learner.extractor is not None or name.startswith("policy.")]
         for name in self.theta:
-            self.judge[name].requires_grad_()
+            self.parts[name].requires_grad_()
         images = problem.train[0].repeat_interleave(len(convergence.FUNCTIONS), 0)
         t = learner.sampler.sample(len(images))
         self.inputs = ma.apply(images, t).double() / 255 - 0.3
@@ -69,8 +69,8 @@ class Written:
         """P_i(w, θ), with the features of w where they are shared; w is not differentiated through."""
         eyes = self.problem.learner.extractor is None
         shared = {f"eyes.{n.removeprefix('body.')}": p.detach() for n, p in w.items() if n.startswith("body.") and eyes}
-        parts = {**self.judge, **shared}
-        return torch.func.functional_call(self.problem.judge, parts, (self.inputs, self.embedding))
+        parts = {**self.parts, **shared}
+        return torch.func.functional_call(self.problem.outputs, parts, (self.inputs, self.embedding))
 
     def losses(self, w: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
         return self.loss(torch.func.functional_call(self.problem.learner.network, w, (inputs,)), labels)
@@ -89,7 +89,7 @@ class Written:
 
     def iterate(self) -> tuple[float, float, float]:
         """One iteration: both squared norms, and what the step of w adds to L_tr through the weights, over γ."""
-        theta = [self.judge[name] for name in self.theta]
+        theta = [self.parts[name] for name in self.theta]
         outer = torch.autograd.grad(self.validation_loss(), theta)
         with torch.no_grad():
             for parameter, g in zip(theta, outer, strict=True):
@@ -112,8 +112,8 @@ def test_a_run_averages_what_the_equations_give(eyes: Eyes) -> None:
     by_hand = [written.iterate() for _ in range(3)]
     for name, values in zip(("validation", "training", "drift"), zip(*by_hand, strict=True), strict=True):
         assert getattr(found, name) == pytest.approx(sum(values) / 3, rel=1e-9, abs=1e-14), name
-    start = Written(Problem.of(eyes, seed=1), Rates.at(3)).judge
-    way = sum((written.judge[name] - start[name]).square().sum() for name in written.theta)
+    start = Written(Problem.of(eyes, seed=1), Rates.at(3)).parts
+    way = sum((written.parts[name] - start[name]).square().sum() for name in written.theta)
     assert found.moved == pytest.approx(float(way.detach()) ** 0.5, rel=1e-9)
     assert (found.drift == 0) == (eyes == "own")
 
@@ -130,12 +130,12 @@ def test_the_validation_gradient_by_finite_differences(eyes: Eyes) -> None:
     length = convergence.squared_norm(theta) ** 0.5
     written = Written(problem, Rates(alpha=0.5, beta=0, gamma=0))
     direction = {id(p): p.grad / length for p in theta if p.grad is not None}
-    named = {name: direction[id(p)] for name, p in problem.judge.named_parameters() if id(p) in direction}
+    named = {name: direction[id(p)] for name, p in problem.outputs.named_parameters() if id(p) in direction}
     values = []
     for h in (1e-4, -1e-4):
         with torch.no_grad():
             for name, d in named.items():
-                written.judge[name].copy_(problem.judge.get_parameter(name) + h * d)
+                written.parts[name].copy_(problem.outputs.get_parameter(name) + h * d)
         values.append(float(written.validation_loss().detach()))
     assert (values[0] - values[1]) / 2e-4 == pytest.approx(length, rel=1e-6)
 
@@ -148,7 +148,7 @@ def test_every_step_sees_the_same_set() -> None:
     names = [ma.OPS[int(k)].name for k in first.transformation.second]
     assert names == list(convergence.FUNCTIONS) * n
     torch.testing.assert_close(first.weights, first.outputs / (4 * n))
-    with pytest.raises(ValueError, match="5 samples, but 84 transformations stand"):
+    with pytest.raises(ValueError, match="5 samples, but 84 transformations"):
         problem.learner.sampler.sample(5)
 
 
@@ -172,10 +172,10 @@ def test_one_over_n_by_every_route(route: str) -> None:
         problem.learner.alpha.fill_(0.3)
     problem.learner.policy_backward(problem.learner.observe(*problem.train), *problem.val)
     written = Written(problem, Rates(alpha=0.3, beta=0, gamma=0))
-    expected = torch.autograd.grad(written.validation_loss(), [written.judge[name] for name in written.theta])
+    expected = torch.autograd.grad(written.validation_loss(), [written.parts[name] for name in written.theta])
     for name, gradient in zip(written.theta, expected, strict=True):
         close = {"rtol": 1e-4, "atol": 1e-8} if route == "difference" else {"rtol": 1e-9, "atol": 1e-14}
-        torch.testing.assert_close(problem.judge.get_parameter(name).grad, gradient, **close)
+        torch.testing.assert_close(problem.outputs.get_parameter(name).grad, gradient, **close)
 
 
 def count_worker(rank: int, folder: str) -> None:
@@ -223,13 +223,13 @@ def test_the_constants_bound_what_a_step_does(eyes: Eyes) -> None:
         rows = [torch.autograd.grad(v, parameters, retain_graph=True, allow_unused=True) for v in values]
         return max(float(sum(g.square().sum() for g in row if g is not None)) ** 0.5 for row in rows)
 
-    judged = problem.judge(seen.inputs, ma.embed(seen.transformation).double())
+    outputs = problem.outputs(seen.inputs, ma.embed(seen.transformation).double())
     images, labels = problem.val
     validation = learner.loss(learner.network(learner.prepare(images)), labels)
     assert found.rho1 == pytest.approx(max(largest(seen.losses, w), largest(validation, w)))
-    assert found.delta1 == pytest.approx(largest(judged, theta))
-    assert found.delta1_tilde == (pytest.approx(largest(judged, w)) if eyes == "shared" else 0)
-    assert found.c1 == float(judged.detach().max())
+    assert found.delta1 == pytest.approx(largest(outputs, theta))
+    assert found.delta1_tilde == (pytest.approx(largest(outputs, w)) if eyes == "shared" else 0)
+    assert found.c1 == float(outputs.detach().max())
     assert found.c2 == pytest.approx(float(torch.cat([seen.losses, validation]).detach().max()))
     learner.policy_backward(seen, *problem.val)
     assert convergence.squared_norm(theta) ** 0.5 <= float(learner.alpha) * found.rho1**2 * found.delta1

@@ -1,5 +1,6 @@
 """Data sets: what is read is what the files hold; splits are disjoint, stratified, and the seed's."""
 
+import hashlib
 import io
 import os
 import pickle
@@ -14,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from metaaugment.data import DATASETS, CorruptImage, DataSet, ImageFiles, Images, cifar, dataset, omniglot, status
@@ -138,14 +140,69 @@ def test_a_rehearsal_has_validation_images_for_its_test() -> None:
     assert torch.equal(half.test.labels, whole.rehearsal(0.5, 0).test.labels)
     assert half.fingerprint() not in (whole.fingerprint(), whole.rehearsal(0.5, 1).fingerprint())
     with pytest.raises(
-        ValueError, match=r"--held-back is 0\.001, by which the 10 validation images of class 0 are not"
+        ValueError, match=r"--held-back is 0\.001, which does not split the 10 validation images of class 0"
     ):
         whole.rehearsal(0.001, 0)
-    one_each = replace(
-        whole, val=whole.val.take(torch.stack([(whole.val.labels == c).nonzero()[0, 0] for c in range(10)]))
+
+
+def drawn(labels: Tensor, share: float, seed: int) -> tuple[DataSet, Tensor, Tensor]:
+    """A data set with these validation labels, and where in them the images are that are held back, and left."""
+    images = torch.arange(len(labels)).view(-1, 1, 1, 1)
+    val = Images(torch.cat([images % 256, images // 256, 0 * images], 1).to(torch.uint8), labels)
+    names = tuple(str(c) for c in range(int(labels.max()) + 3))  # two more, without validation images
+    data = DataSet("mine", val, val, val, names, (0.5,) * 3, (0.2,) * 3, (0,) * 3).rehearsal(share, seed)
+    held_back, left = (
+        part.images[:, 0, 0, 0].long() + 256 * part.images[:, 1, 0, 0].long() for part in (data.test, data.val)
     )
-    with pytest.raises(ValueError, match=r"the 1 validation images of class \d are not divided"):
-        one_each.rehearsal(0.5, 0)
+    return data, held_back, left
+
+
+@pytest.mark.parametrize(
+    ("classes", "each", "share", "seed", "digest"),
+    [
+        (1623, 2, 0.5, 0, "93b50330fbc10ca4"),  # Omniglot
+        (1623, 2, 0.5, 1, "fc505c4e690a7010"),
+        (10, 100, 0.5, 0, "dbb888397681fdd3"),  # CIFAR-10
+        (10, 100, 0.5, 1, "9bf1bf350bdc0d94"),
+        (100, 10, 0.5, 0, "a7cd500456d4e24a"),  # CIFAR-100
+        (10, 500, 0.3, 0, "9f262c28ce772f8d"),
+    ],
+)
+def test_what_is_held_back_of_equal_classes_stays_the_same(
+    classes: int, each: int, share: float, seed: int, digest: str
+) -> None:
+    """As it was when results were made of it."""
+    _, *parts = drawn(torch.arange(classes).repeat(each), share, seed)
+    written = b"|".join(part.numpy().astype("<i8").tobytes() for part in parts)
+    assert hashlib.sha256(written).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize("share", [0.5, 0.4])
+def test_classes_with_one_validation_image_are_shared_out(share: float) -> None:
+    """19 of them, in turn with classes of five and without any; which are held back is the seed's."""
+    sizes = torch.tensor([1, 5, 1, 0] * 9 + [1])
+    labels = torch.arange(len(sizes)).repeat_interleave(sizes)
+    held = []
+    for seed in range(20):
+        data, held_back, left = drawn(labels, share, seed)
+        assert sorted([*held_back.tolist(), *left.tolist()]) == list(range(64))
+        assert len(held_back) == round(share * 64)
+        kept, back = (part.labels.bincount(minlength=len(sizes)) for part in (data.val, data.test))
+        assert (back[sizes == 5] * 2 - 5).abs().max() == 1  # of five two or three
+        held.append(back[sizes == 1])
+        assert set((kept + back)[sizes == 1].tolist()) == {1}
+        assert f"{len(held_back)} validation images stand in" in data.note
+    often = torch.stack(held).double().mean(0)
+    assert (often > 0.1).all()  # none is always on the same side
+    assert (often < 0.9).all()
+
+
+def test_a_single_validation_image_cannot_be_shared_out() -> None:
+    with pytest.raises(ValueError, match=r"--held-back is 0\.5, which does not split the 1 validation images: some"):
+        drawn(torch.tensor([3]), 0.5, 0)
+    assert [len(part) for part in drawn(torch.tensor([3, 5]), 0.5, 0)[1:]] == [1, 1]
+    with pytest.raises(ValueError, match=r"--held-back is 0\.1, which does not split the 2 validation images: some"):
+        drawn(torch.tensor([3, 5]), 0.1, 0)
 
 
 def test_splits_are_the_seeds() -> None:
@@ -286,7 +343,7 @@ def test_a_pickle_runs_nothing(place: str, protocol: int, tmp_path: Path, monkey
     pickle.loads(written)
     (tmp_path / "evil").rmdir()  # it does run where it is let
     (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(written)
-    with pytest.raises(ValueError, match=r"test_batch: no pickle of data: it asks for posix\.mkdir"):
+    with pytest.raises(ValueError, match=r"test_batch: not a pickle of data: it asks for posix\.mkdir"):
         dataset("cifar10", tmp_path)
     assert not (tmp_path / "evil").exists()
 
@@ -321,7 +378,7 @@ def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
         ("data_batch_3.bin", lambda x: x[:-1], "data_batch_3.bin has 61,459 bytes where 61,460 are expected"),
         ("test_batch.bin", lambda x: x + b"\0", "test_batch.bin has 61,461 bytes where 61,460 are expected"),
         ("data_batch_5.bin", lambda x: b"", "data_batch_5.bin has 0 bytes where 61,460 are expected"),
-        ("data_batch_2.bin", lambda x: b"\x0a" + x[1:], "the label 10 is none of CIFAR-10, which are 0 to 9"),
+        ("data_batch_2.bin", lambda x: b"\x0a" + x[1:], "the label 10 is not one of CIFAR-10, which are 0 to 9"),
     ],
 )
 def test_damaged_binary(
@@ -344,21 +401,21 @@ def pickled(**changes: object) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda x: x[:-1000], "no pickle of data"),
+        (lambda x: x[:-1000], "not a pickle of data"),
         (lambda x: x[:100], "has 100 bytes where 61,440 to 311,296 are expected"),
-        (lambda x: bytes(len(x)), "no pickle of data"),
+        (lambda x: bytes(len(x)), "not a pickle of data"),
         (lambda x: pickle.dumps([bytes(70_000)]), "a pickled list where a dictionary is expected"),
         (pickled(data=None, more=bytes(70_000)), "it has no 'data' but batch_label, labels, more"),
         (pickled(labels=None), "it has no 'labels'"),
         (pickled(labels=[0] * 19), "no list of 20 whole numbers under 'labels'"),
         (pickled(labels=["0"] * 20), "no list of 20 whole numbers"),
-        (pickled(labels=[0] * 19 + [10]), "the label 10 is none of CIFAR-10"),
+        (pickled(labels=[0] * 19 + [10]), "the label 10 is not one of CIFAR-10"),
         (pickled(labels=[2**70] * 20), "too large|too big"),
-        (pickled(labels=[-1] * 20), "the label -1 is none of CIFAR-10"),
+        (pickled(labels=[-1] * 20), "the label -1 is not one of CIFAR-10"),
         (pickled(data=np.zeros((25, 3072), np.uint8)), "76,800 bytes of images where 61,440 are expected"),
         (pickled(data=np.zeros((20, 3072), np.int16)), "of type 'i2' where u1"),
-        (pickled(data=bytes(70_000)), "its images are no array"),
-        (pickled(data=np.zeros((20, 3072), np.uint8, order="F")), "its images are no array in C order"),
+        (pickled(data=bytes(70_000)), "its images are not an array"),
+        (pickled(data=np.zeros((20, 3072), np.uint8, order="F")), "its images are not an array in C order"),
     ],
 )
 def test_damaged_pickle(
@@ -373,9 +430,7 @@ def test_damaged_pickle(
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "omniglot"])
 def test_missing_data_say_how_to_get_them(name: str, tmp_path: Path) -> None:
     where = tmp_path / "a b"
-    with pytest.raises(
-        ValueError, match=rf"is not there: .*a b.* was looked for.*metaaugment data get {name} --data '"
-    ):
+    with pytest.raises(ValueError, match=rf"is not there: .*a b.* was found.*metaaugment data get {name} --data '"):
         dataset(name, where)
 
 
@@ -440,7 +495,7 @@ def test_incomplete_omniglot_is_named(letters: Path) -> None:
     character = letters / "images_evaluation/Alphabet_0/character02"
     drawing = next(character.iterdir())
     drawing.write_bytes(b"no image")
-    with pytest.raises(ValueError, match=rf"{drawing.name} is no image"):
+    with pytest.raises(ValueError, match=rf"{drawing.name} is not an image"):
         dataset("omniglot", letters)
     drawing.unlink()
     with pytest.raises(ValueError, match=r"Alphabet_0/character02 has 19 drawings where 20 are expected"):
@@ -616,7 +671,7 @@ def jpeg() -> bytes:
 def test_unreadable_file_is_named(written: bytes, tmp_path: Path) -> None:
     (tmp_path / "bad.jpg").write_bytes(written)
     files = ImageFiles(tmp_path, ("bad.jpg",), torch.tensor([0]))
-    with pytest.raises(CorruptImage, match=r"bad\.jpg cannot be read as an image \(.+\); remove it, or pass --corrupt"):
+    with pytest.raises(CorruptImage, match=r"bad\.jpg cannot be read as an image \(.+\)$"):
         files[0]
 
 
@@ -637,8 +692,8 @@ def test_files_go_to_worker_processes(tmp_path: Path) -> None:
     again = pickle.loads(pickle.dumps(files))
     assert again[1][0].equal(files[0][0])
     assert again.files == (tmp_path / "a.png",) * 2
-    with pytest.raises(CorruptImage, match="why"):
-        raise pickle.loads(pickle.dumps(CorruptImage("why")))
+    problem = pickle.loads(pickle.dumps(CorruptImage(tmp_path / "a.png", "why")))
+    assert (problem.file, problem.reason) == (tmp_path / "a.png", "why")
 
 
 # Folders
@@ -681,6 +736,30 @@ def test_val_stays_validation_and_the_test_is_cut_from_train(tmp_path: Path) -> 
     assert all(name.startswith("train/") for name in names(data.test))
     assert "for the test 30% of each class, cut from the training images by seed 0" in data.note
     assert "not used: meta" in data.note
+
+
+def test_val_and_test_may_lack_classes_of_train(tmp_path: Path) -> None:
+    """Whether their folders are empty or not there; labels are train's."""
+    tails = {f"train/{name}": 1 for name in ("a", "c", "e", "g", "h")}
+    heads = {f"{part}/{name}": n for part, n in (("train", 9), ("val", 2), ("test", 3)) for name in ("b", "d")}
+    write_folder(tmp_path, {**tails, **heads, "val/f": 1, "train/f": 2, "test/c": 0, "test/f": 0}, side=4)
+    data = dataset("folder", tmp_path, size=8)
+    assert data.classes == tuple("abcdefgh")
+    counts = [getattr(data, part).labels.bincount(minlength=8).tolist() for part in PARTS]
+    assert counts == [[1, 9, 1, 9, 1, 2, 1, 1], [0, 2, 0, 2, 0, 1, 0, 0], [0, 3, 0, 3, 0, 0, 0, 0]]
+    for part in PARTS:
+        for name, label in zip(getattr(data, part).names, getattr(data, part).labels, strict=True):
+            assert name.split("/")[1] == data.classes[label]
+    assert "val has no images of class a, c, e and 2 more; test has no images of class a, c, e and 3 more" in data.note
+    rehearsed = data.rehearsal(0.5, 0)
+    assert sorted([len(rehearsed.val), len(rehearsed.test)]) == [2, 3]
+
+
+def test_imagenets_validation_folder_has_all_classes(tmp_path: Path) -> None:
+    """What is missing there was not unpacked."""
+    write_folder(tmp_path / "imagenet", {"train/n1": 9, "train/n2": 9, "train/n3": 9, "val/n1": 2, "val/n2": 2}, side=4)
+    with pytest.raises(ValueError, match=r"val lacks n3; it must have the class folders of .*train"):
+        dataset("imagenet", tmp_path)
 
 
 def test_imagenets_validation_folder_is_the_test_set(tmp_path: Path) -> None:
@@ -729,10 +808,15 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
         ({".": 3}, "has no class folders .its images lie there without any."),
         ({"a": 5}, "has one class folder, a; a classifier needs at least 2"),
         ({"a": 5, "b": 0}, "no images in class b of"),
-        ({"a": 5, "b": 2}, "class b of .* has 2 images, too few to hold some out for validation and the test; 3 are"),
-        ({"train/a": 5, "train/b": 1, "test/a": 1, "test/b": 1}, "class b of .* too few .* for validation; 2 are"),
-        ({"train/a": 5, "train/b": 5, "val/a": 1, "val/c": 1}, "val lacks b and has c besides; it must have"),
-        ({"train/a": 5, "train/b": 5, "val/a": 1, "val/b": 0}, "no images in class b of .*val"),
+        ({"a": 5, "b": 2}, r"too few images in class b \(2\) of .* for validation and the test, which takes 3 of"),
+        (
+            {"z": 9} | {name: 1 + place % 2 for place, name in enumerate("abcdefg")},
+            r"in class a \(1\), b \(2\), c \(1\) and 4 more of .*; add images, remove these classes, or .* val and",
+        ),
+        ({"train/a": 5, "train/b": 1, "test/a": 1, "test/b": 1}, r"class b \(1\) of .* validation, which takes 2"),
+        ({"train/a": 5, "train/b": 5, "val/a": 1, "val/c": 1}, "val has class c, which .*train lacks; add training"),
+        ({"train/a": 5, "train/b": 0, "val/a": 1, "val/b": 1}, "no images in class b of .*train"),
+        ({"train/a": 5, "train/b": 5, "val/a": 0, "val/b": 0}, "val has images of fewer than 2 classes of .*train;"),
         ({"train/a": 5, "train/b": 5, "val": 3}, "val has no class folders .its images lie there without any."),
         ({"train/a": 5, "train/b": 5, "val/a": 9, "val/b": 9}, "gives 18 images for validation and 8 for training"),
         ({"train/a": 5, "train/b": 5, "val/a": 1, "valid/a": 1}, "has both val and valid; keep one of them"),
@@ -755,7 +839,7 @@ def test_impossible_shares(held_out: tuple[float, float], tmp_path: Path) -> Non
 def test_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no folder .*gone"):
         dataset("folder", tmp_path / "gone")
-    with pytest.raises(ValueError, match="no usual place; name a folder of your own images with --data"):
+    with pytest.raises(ValueError, match="no default folder; name a folder of your own images with --data"):
         dataset("folder")
     with pytest.raises(ValueError, match=r"ImageNet is not there: .*register at https://image-net.org"):
         dataset("imagenet", tmp_path)
@@ -779,8 +863,8 @@ def test_names() -> None:
         ("cifar10", {"size": 64}, "size is 64; images of CIFAR-10 have 32 pixels a side"),
         ("digits", {"size": 0}, "size is 0; images of digits have 8 to 64 pixels a side"),
         ("digits", {"held_out": (0.1, 0.1)}, "the splits of digits are fixed"),
-        ("digits", {"per_class": 0}, "per_class is 0; it must be 1 to 10"),
-        ("digits", {"per_class": 998}, "per_class is 998; it must be 1 to 10"),
+        ("digits", {"per_class": 0}, "per_class is 0; it must be 1 to 11"),
+        ("digits", {"per_class": 998}, r"^per_class is 998; it must be 1 to 11\d, the images of the largest class$"),
     ],
 )
 def test_impossible_options(name: str, options: dict[str, object], sentence: str) -> None:
@@ -795,7 +879,19 @@ def test_per_class_keeps_a_few_of_each(cifar10: Path) -> None:
     assert few.val.images.equal(whole.val.images)
     assert few.test.images.equal(whole.test.images)
     assert few.mean == few.train.statistics()[0]
-    assert "5 training images of each class" in few.note
+    assert "; 5 training images of each class kept" in few.note
+
+
+def test_per_class_keeps_smaller_classes_whole(tmp_path: Path) -> None:
+    counts = {"train/a": 1, "train/b": 4, "train/c": 9, "val/b": 2, "val/c": 3, "test/b": 2, "test/c": 3}
+    write_folder(tmp_path, counts, side=4)
+    whole, few, fewer = (dataset("folder", tmp_path, per_class=k) for k in (None, 5, 3))
+    assert [data.train.labels.bincount().tolist() for data in (few, fewer)] == [[1, 4, 5], [1, 3, 3]]
+    assert set(names(fewer.train)) < set(names(few.train)) < set(names(whole.train))
+    assert names(few.val) == names(whole.val)
+    assert "; at most 5 training images of each class kept" in few.note
+    with pytest.raises(ValueError, match=r"^per_class is 10; it must be 1 to 9, the images of the largest class$"):
+        dataset("folder", tmp_path, per_class=10)
 
 
 def test_a_constant_channel_can_be_normalized_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import metaaugment as ma
 from metaaugment import cli
-from metaaugment.data.batches import Batches, derived_seed
+from metaaugment.data.batches import Batches
 from metaaugment.data.images import Images
 from metaaugment.experiments import alignment, diagnosis
 from metaaugment.experiments.alignment import Samples
@@ -21,9 +21,11 @@ from metaaugment.experiments.diagnosis import CLUES, INPUTS, LABEL, PAPER, Corre
 from metaaugment.ops import INDEX
 from metaaugment.policy import build
 from metaaugment.report import diagnosis as report
+from metaaugment.seeds import HALVES, derived_seed
 from metaaugment.training.schedule import cosine
 
 from commands import program
+from trees import write_folder
 
 CPU = torch.device("cpu")
 
@@ -112,7 +114,7 @@ def test_the_alignment_is_the_fall_of_each_loss_along_the_gradient() -> None:
     learner = ma.Learner(network, ma.IdentitySampler(), ma.PolicyNetwork(8).double(), route="forward")
     train, val = marked()
     samples = alignment.collect(learner, Batches(train, 16, 0, CPU), val, 32, 0, lambda loop, what: loop)
-    both = alignment.halves(val.labels, derived_seed(0, 0, 0))
+    both = alignment.halves(val.labels, derived_seed(0, HALVES, 0))
     v = alignment.validation_gradient(learner, val, both[1], Batches(train, 16, 0, CPU))
     images, labels = next(Batches(train, 16, 0, CPU).since(0))
     for i in range(16):
@@ -129,17 +131,22 @@ def test_halves_have_nothing_in_common_and_all_classes_alike() -> None:
     assert not set(left.tolist()) & set(right.tolist())
     for side in (left, right):
         assert torch.bincount(labels[side]).tolist() == [10, 20, 10]
-        assert torch.bincount(labels[side[:9]], minlength=3).tolist() == [3, 3, 3]
     assert not torch.equal(left, alignment.halves(labels, 4)[0])
     assert torch.equal(left, alignment.halves(labels, 3)[0])
 
 
-def test_draws_that_are_smaller_than_the_number_of_classes_have_the_same_ones() -> None:
-    labels = torch.arange(1623).repeat(2)
-    begins = [[labels[side[:32]] for side in alignment.halves(labels, seed)] for seed in (0, 1)]
-    assert all(torch.equal(left, right) for left, right in begins)
-    assert not torch.equal(begins[0][0], begins[1][0])
-    assert all(left.max() > 800 for left, _ in begins)  # not the first in the order of their numbers
+def test_small_draws_are_random_and_the_largest_are_halves() -> None:
+    labels = torch.arange(500).repeat(2)
+    drawn = alignment.draws(labels, 0)
+    assert list(drawn) == [32, 64, 128, 256, 500]
+    for size, (left, right) in drawn.items():
+        assert len(set(left.tolist())) == len(set(right.tolist())) == size
+        assert not set(left.tolist()) & set(right.tolist())
+    assert labels[drawn[500][0]].sort()[0].tolist() == labels[drawn[500][1]].sort()[0].tolist() == list(range(500))
+    # Of 32 random images 16 have their class in the first half; of those of 32 equal classes all would be common.
+    common = set(labels[drawn[32][0]].tolist()) & set(labels[drawn[32][1]].tolist())
+    assert len(common) < 8
+    assert not torch.equal(drawn[32][0], alignment.draws(labels, 1)[32][0])
 
 
 def test_correlation() -> None:
@@ -241,11 +248,11 @@ def predicted(**values: float) -> dict[str, Correlation]:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "It learned: its outputs follow the alignment by 0.35, of 0.40"),
+        ({}, "It learned: its outputs correlate with the alignment at 0.35, of 0.40"),
         ({"captured": number(0.05)}, "It could learn more: .*; raise --policy-lr"),
         (
             {"captured": number(0.05), "noise": {32: number(0.05), 128: number(0.2), 500: number(0.6)}},
-            "an update by 128 validation images is mostly noise: raise --policy-batch, up to all 1000",
+            "an update with 128 validation images is mostly noise: raise --policy-batch, up to all 1000",
         ),
         (
             {"captured": number(0.0), "predicted": predicted(paper=0.25, label=0.6)},
@@ -253,15 +260,28 @@ def predicted(**values: float) -> dict[str, Correlation]:
         ),
         (
             {"captured": number(0.0), "predicted": predicted(paper=0.05, clues=0.5, label=0.4)},
-            "Nothing is left to learn from what it sees: .* never more, or is used up by training, with the loss 0.50",
+            "Nothing is left to learn from what it sees: .* or training has used it up, with the loss 0.50; "
+            "let it see more, with --policy-network exponential-clue-policy",
+        ),
+        (
+            {"captured": number(0.0), "learns": False, "predicted": predicted(paper=0.05, clues=0.5)},
+            "It is not learned in this run: .* 0.05 ± 0.02 is possible .*, with the loss 0.50; a policy of the run's",
+        ),
+        (  # a part of what it sees says more than all of it
+            {"captured": number(0.0), "predicted": {**predicted(paper=0.05), "feature": number(0.3)}},
+            "It could learn more: .*0.30 ± 0.02 is possible from feature and transformation; raise",
+        ),
+        (  # for a hundredth more no labels
+            {"captured": number(0.0), "predicted": predicted(paper=0.1, clues=0.43, label=0.44)},
+            "with the loss 0.43; let it see more, with --policy-network exponential-clue-policy",
         ),
         (
             {"captured": number(0.0), "predicted": predicted(paper=0.3, clues=0.5, label=0.6), "sees": LABEL},
-            "feature, transformation, loss and label can say 0.60 ± 0.02; raise --policy-lr",
+            "0.60 ± 0.02 is possible from feature, transformation, loss and label; raise --policy-lr",
         ),
-        ({"captured": number(0.0), "learns": False}, "It is not learned in this run: its outputs follow"),
-        ({"learns": False}, "It fits: its outputs follow the alignment by 0.35"),
-        ({"captured": None}, "There is something to learn: feature and transformation can say 0.40 ± 0.02; this run"),
+        ({"captured": number(0.0), "learns": False}, "It is not learned in this run: its outputs correlate"),
+        ({"learns": False}, "It fits: its outputs correlate with the alignment at 0.35"),
+        ({"captured": None}, "There is something to learn: 0.40 ± 0.02 is possible from feature and .*; this run"),
         ({"predicted": predicted(paper=0.05)}, r"Nothing is left to learn: .*at best 0.05 ± 0.02"),
         ({"noise": {32: number(0.0), 500: number(0.1, 0.3)}}, "too small to tell: two halves of its 1000 images agree"),
         ({"accuracy": 0.09}, "Nothing can be learned: the network is right on 9.0% .* no more than by chance"),
@@ -282,7 +302,7 @@ def test_a_diagnosis_as_json_and_in_words() -> None:
     left = picture.figure.axes[0]
     assert [round(bar.get_width(), 2) for bar in left.patches][::-1] == [v.mean for v in BASE.predicted.values()]
     for wrong in ({}, {**BASE.to_json(), "noise": {}}, {**BASE.to_json(), "predicted": 3}):
-        with pytest.raises(ValueError, match="it is no diagnosis"):
+        with pytest.raises(ValueError, match="it is not a diagnosis"):
             Diagnosis.from_json(wrong)
 
 
@@ -295,7 +315,7 @@ def test_a_diagnosis_that_is_older_than_the_run_says_so() -> None:
     before = {key: value for key, value in BASE.to_json().items() if key not in ("epoch", "step")}
     assert Diagnosis.from_json(before) == BASE
     for wrong in (-1, 2.5, True, "2", 10**400):
-        with pytest.raises(ValueError, match="it is no diagnosis"):
+        with pytest.raises(ValueError, match="it is not a diagnosis"):
             Diagnosis.from_json({**BASE.to_json(), "epoch": wrong})
 
 
@@ -331,14 +351,14 @@ def test_a_run_is_diagnosed_and_the_report_has_it(
     assert program("diagnose", run, "--samples", 500) == 0
     assert json.loads((run / "diagnosis.json").read_text()) == kept  # the same again
     cli.main(["report", str(run), "--out", str(tmp_path / "report.html")])
-    assert "What can be predicted, from what" in (tmp_path / "report.html").read_text()
+    assert "What can be predicted" in (tmp_path / "report.html").read_text()
     assert "Measured after epoch" not in (tmp_path / "report.html").read_text()
     (run / "diagnosis.json").write_text(json.dumps({**kept, "epoch": 1}))
     cli.main(["report", str(run), "--out", str(tmp_path / "older.html")])
     assert "Measured after epoch 1, and the run has 2 by now" in (tmp_path / "older.html").read_text()
     (run / "diagnosis.json").write_text("{}")
     cli.main(["report", str(run), "--out", str(tmp_path / "again.html")])
-    assert "it is no diagnosis" in (tmp_path / "again.html").read_text()
+    assert "it is not a diagnosis" in (tmp_path / "again.html").read_text()
 
 
 def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,7 +366,7 @@ def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.Cap
         assert program("diagnose", *args) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    assert "is no run: it has no recipe.json" in refused(tmp_path)
+    assert "is not a run: it has no recipe.json" in refused(tmp_path)
     begun = tmp_path / "begun"
     begun.mkdir()
     shutil.copy(run / "recipe.json", begun)
@@ -383,3 +403,35 @@ def test_a_validation_split_that_is_too_small(labels: Tensor, words: str) -> Non
     split = Images(torch.zeros(len(labels), 3, 4, 4, dtype=torch.uint8), labels)
     with pytest.raises(ValueError, match=words):
         diagnosis.check_enough(split, 2048, 128)
+
+
+def test_a_validation_split_may_lack_classes() -> None:
+    """80 images of two classes, of which one is the 80th, make two halves of 40."""
+    labels = torch.tensor([3] * 40 + [79] * 40)
+    diagnosis.check_enough(Images(torch.zeros(70, 3, 4, 4, dtype=torch.uint8), labels), 2048, 128)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_is_diagnosed_past_the_files_that_it_went_past(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a training and a validation image that cannot be read, and classes that only the training images have."""
+    heads = {f"{part}/{name}": n for part, n in (("train", 40), ("val", 36), ("test", 2)) for name in ("b", "d")}
+    data = write_folder(tmp_path / "data", {**heads, "train/a": 1, "train/c": 2, "val/c": 0})
+    broken = [data / "train" / "b" / "007.png", data / "val" / "d" / "003.png"]
+    for file in broken:
+        file.write_bytes(b"no image at all")
+    out = tmp_path / "run"
+    flags = ("--network", "small-cnn", "--size", 8, "--batch", 20, "--epochs", 2, "--every", 2, "--workers", 0)
+    assert program("train", "folder", "--data", data, *flags, "--corrupt", "skip", "--out", out) == 0
+    seen = []
+    monkeypatch.setattr(diagnosis, "collect", lambda *args: seen.append(alignment.collect(*args)) or seen[-1])
+    capsys.readouterr()
+    assert program("diagnose", out, "--data", data, "--samples", 160) == 0
+    said = capsys.readouterr().out
+    assert "skipped 2 image files that could not be read" in said
+    assert "160 training samples, 71 validation images" in said
+    # Samples of one image have one label: their places are those of the images that were read.
+    labels = ma.dataset("folder", data, size=8).train.labels
+    assert torch.equal(labels[seen[0].place], seen[0].known["label"])
+    assert json.loads((out / "diagnosis.json").read_text())["verdict"] in said

@@ -124,7 +124,7 @@ digits
         ("```python\nprint(1)\n```\n\n```text\n2\n```\n", AssertionError, "page.md:6 says"),
         ("```python\n1 / 0\n```\n", ZeroDivisionError, "division"),
         ("```sh\nmetaaugment train digits --epochs 0\n```\n", AssertionError, "page.md:2: .* failed"),
-        ("```sh\nls\n```\n", AssertionError, "ls is no command of ours"),
+        ("```sh\nls\n```\n", AssertionError, "ls is not a command of ours"),
         ("```console\n$ metaaugment recipes\nno-recipe\n```\n", AssertionError, "page.md:2 says"),
         ("```text\nnothing printed this\n```\n", AssertionError, "page.md:2 says"),
         ("```python sometimes\n1\n```\n", ValueError, "a fence says 'sometimes'"),

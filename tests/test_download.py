@@ -168,7 +168,7 @@ def test_omniglot_is_two_archives(site: Site, root: Path, tmp_path: Path, monkey
 
 def test_interrupted_download_goes_on(site: Site, archive: Archive, root: Path) -> None:
     site.breaks_at = 5_000
-    with pytest.raises(OSError, match=r"broke off at 5,000 of [\d,]+ bytes; run the same again to go on"):
+    with pytest.raises(OSError, match=r"broke off at 5,000 of [\d,]+ bytes; run the same command again to continue"):
         get("cifar10", root, archives=[archive])
     assert os.listdir(root) == [PART]
     site.breaks_at = None
@@ -242,14 +242,14 @@ def test_server_error(status: int, site: Site, archive: Archive, root: Path) -> 
 
 def test_no_network(archive: Archive, root: Path) -> None:
     nowhere = replace(archive, url="http://127.0.0.1:9/cifar-10-binary.tar.gz")
-    with pytest.raises(OSError, match=r"no connection to 127\.0\.0\.1:9 \(Connection refused\); see to the network"):
+    with pytest.raises(OSError, match=r"no connection to 127\.0\.0\.1:9 \(Connection refused\); check the network"):
         get("cifar10", root, archives=[nowhere])
 
 
 def test_silent_server(site: Site, archive: Archive, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "TIMEOUT", 0.2)
     site.breaks_at, site.stalls = 5_000, threading.Event()
-    with pytest.raises(OSError, match=r"sent nothing for 0\.2 seconds; run the same again"):
+    with pytest.raises(OSError, match=r"sent nothing for 0\.2 seconds; run the same command again"):
         get("cifar10", root, archives=[archive])
     assert (root / PART).stat().st_size <= 5_000
 

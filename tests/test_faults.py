@@ -27,7 +27,7 @@ from metaaugment.training.faults import full_memory, lost_reader
 from metaaugment.training.trainer import Trainer
 
 from commands import program
-from endings import assert_same, final, rows
+from endings import Killed, assert_same, final, rows
 from trees import write_folder
 from users import ordinary_user
 
@@ -107,7 +107,7 @@ def test_full_memory_is_one_sentence_and_the_run_goes_on(
     at(6, FULL[where])
     said = sentence(capsys, *DIGITS, "--out", tmp_path / "run")
     memory = "the GPU" if "GPU" in where else "this machine"
-    assert f"the memory of {memory} is full with --batch 50 and --policy-batch 100; all up to the last check" in said
+    assert f"the memory of {memory} is full with --batch 50 and --policy-batch 100; everything up to the last" in said
     assert "or begin another run with less, and another --out" in said
     assert program(*advised(said)) == 0
     assert rows(tmp_path / "run") == rows(undisturbed)
@@ -121,6 +121,9 @@ def test_the_settings_that_take_memory_are_those_of_the_run(tmp_path: Path, caps
     at(1, raises(MemoryError()))
     flags = ("--method", "baseline", "--out", tmp_path / "run")
     assert "is full with --batch 50; " in sentence(capsys, *DIGITS, *flags)
+    at(1, raises(MemoryError()))
+    flags = ("--method", "advaa", "--out", tmp_path / "run")  # which draws eight of each image, unasked
+    assert "is full with --batch 50 and --copies 8; " in sentence(capsys, *DIGITS, *flags)
 
 
 def test_full_memory_at_the_first_step_leaves_the_folder_to_a_smaller_run(
@@ -231,9 +234,7 @@ def test_a_reader_that_is_killed_is_one_sentence(images: Path, undisturbed_files
     ended = subprocess.run([sys.executable, "-c", STRUCK, "train", "folder", *words], capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
     assert len(ended.stderr.splitlines()) == 1
-    assert (
-        "a process that reads images was killed (Killed), as happens where memory is short; all up to" in ended.stderr
-    )
+    assert "a process that reads images was killed (Killed), as happens when memory is short; " in ended.stderr
     command = advised(ended.stderr)
     assert command[command.index("--workers") + 1] == "1"
     assert program(*command) == 0
@@ -281,7 +282,7 @@ def test_images_that_are_gone_in_mid_run(
         said = sentence(capsys, *train, "--out", tmp_path / "run")
     finally:
         away.rename(images)
-    assert re.match(rf"metaaugment: {images}/\w+/\d+.png: No such file or directory; all up to the last che", said)
+    assert re.match(rf"metaaugment: {images}/\w+/\d+.png: No such file or directory; everything up to the ", said)
     assert program(*advised(said)) == 0
     assert rows(tmp_path / "run") == rows(undisturbed_files)
     assert_same(final(tmp_path / "run"), final(undisturbed_files))
@@ -308,7 +309,8 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on(
         no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         at(6, lambda: patch.setattr(os, "fsync", lambda handle: raises(no_space)()))
         said = sentence(capsys, *DIGITS, "--out", tmp_path / "run")
-    assert "No space left on device; all up to the last checkpoint is kept, go on when that is mended with: " in said
+    kept = "everything up to the last checkpoint is kept; once that is fixed, continue with: "
+    assert f"No space left on device; {kept}" in said
     assert not list((tmp_path / "run").glob(".*.part"))
     assert program(*advised(said)) == 0
     assert_same(final(tmp_path / "run"), final(undisturbed))
@@ -361,14 +363,10 @@ def test_without_its_recipe_a_folder_is_no_run(tmp_path: Path, capsys: Captured,
     at(10, raises(MemoryError()))
     command = advised(sentence(capsys, *DIGITS, "--out", tmp_path / "run"))
     (tmp_path / "run" / "recipe.json").unlink()
-    assert "is no run: it has no recipe.json" in sentence(capsys, *command)
+    assert "is not a run: it has no recipe.json" in sentence(capsys, *command)
 
 
 # -- killed between two writes -----------------------------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """Nobody catches it."""
 
 
 @pytest.mark.parametrize("file", ["look.safetensors", "checkpoint.json", checkpoint.LAST, "result.json"])

@@ -82,7 +82,7 @@ def test_a_state_of_another_form_is_damage(state: str, tmp_path: Path) -> None:
     """Its SHA-256 is right, so that it is another program's. It was a KeyError, TypeError or RecursionError."""
     file = tmp_path / "file.safetensors"
     file.write_bytes(seal(state, {"/p": torch.zeros(3)}))
-    with pytest.raises(Damaged, match=r"file\.safetensors is no intact test: its state is"):
+    with pytest.raises(Damaged, match=r"file\.safetensors is not an intact test: its state is"):
         load(file, "test")
 
 
@@ -90,7 +90,7 @@ def test_a_device_is_no_file() -> None:
     """It would be read for ever."""
     with pytest.raises(Damaged, match="/dev/zero is a device"):
         load(Path("/dev/zero"), "policy")
-    with pytest.raises(ValueError, match=r"/dev/zero is no policy .*: it is a device"):
+    with pytest.raises(ValueError, match=r"/dev/zero is not a policy .*: it is a device"):
         published.find("/dev/zero")
 
 
@@ -182,7 +182,7 @@ def test_export_is_the_same_as_before(seeds: Seeds) -> None:
 
 def test_json_may_not_be_deeper_than_it_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(f'{{"a": {DEEP}}}')
-    with pytest.raises(ValueError, match=r"result\.json is damaged: it is no JSON"):
+    with pytest.raises(ValueError, match=r"result\.json is damaged: it is not valid JSON"):
         read_json(tmp_path / "result.json")
 
 
@@ -226,7 +226,7 @@ def test_a_diagnosis_has_numbers_that_can_be_said(changes: dict[str, Any]) -> No
     half = Correlation(0.2, 0.02)
     good = Diagnosis(120, 100, 16, 0.5, 0.2, {50: half}, dict.fromkeys(INPUTS, half), half)
     assert Diagnosis.from_json(json.loads(json.dumps(good.to_json()))) == good
-    with pytest.raises(ValueError, match="it is no diagnosis"):
+    with pytest.raises(ValueError, match="it is not a diagnosis"):
         Diagnosis.from_json({**good.to_json(), **changes})
 
 
@@ -279,7 +279,7 @@ def test_levels_have_a_most_that_can_be_divided_by(tmp_path: Path) -> None:
     pairs = [[["Rotate", 0.5, 3], ["Invert", 1, None]]]
     about = {"system": "faa", "space": "autoaugment", "source": "", "sub_policies": pairs}
     assert published.decode({**about, "max_level": 10}).max_level == 10
-    with pytest.raises(ValueError, match="stands where a number must be"):
+    with pytest.raises(ValueError, match="is given where a number must be"):
         published.decode({**about, "max_level": 10**400})
 
 
@@ -303,7 +303,7 @@ def test_a_look_has_one_number_for_a_sample(name: str, seeds: Seeds, tmp_path: P
     state, tensors = opened(seeds.file("run/look.safetensors"))
     tensors[f"/look/{name}"] = tensors[f"/look/{name}"][:, None]
     (tmp_path / "look.safetensors").write_bytes(seal(json.dumps(state), tensors))
-    with pytest.raises(ValueError, match="it has several numbers for a sample where there is one"):
+    with pytest.raises(ValueError, match="it has several numbers for a sample where one is expected"):
         seen.read(tmp_path / "look.safetensors")
 
 
@@ -369,7 +369,7 @@ def test_whoever_reads_an_image_refuses_a_bomb(kind: str, tmp_path: Path) -> Non
     """Where Pillow raised an exception of its own, Omniglot's reader and `ops --image` did not know it."""
     file = tmp_path / "photo.png"
     file.write_bytes(sized(images()[kind], 65_000, 65_000))
-    with pytest.raises(Missing, match=r"photo\.png is no image \(.*pixels"):
+    with pytest.raises(Missing, match=r"photo\.png is not an image \(.*pixels"):
         omniglot._read(tmp_path, file, 8)
     with pytest.raises(ValueError, match=r"photo\.png cannot be read as an image \(.*pixels"):
         operations._square(file)
@@ -408,7 +408,7 @@ def test_a_name_in_an_archive_may_be_empty(tmp_path: Path) -> None:
 def test_a_pickle_remembers_at_places_that_it_comes_to(tmp_path: Path) -> None:
     """At place 2 ** 28 it had 4 GiB for all the places up to it."""
     (tmp_path / "batch").write_bytes(b"}r\x00\x00\x00\x10.")
-    with pytest.raises(ValueError, match="no pickle of data: it remembers something at place 268,435,456"):
+    with pytest.raises(ValueError, match="not a pickle of data: it remembers something at place 268,435,456"):
         pickles.load(tmp_path / "batch")
 
 
@@ -416,13 +416,13 @@ def test_a_pickle_remembers_at_places_that_it_comes_to(tmp_path: Path) -> None:
 def test_a_pickle_has_no_memory_for_what_is_not_there(instruction: bytes, tmp_path: Path) -> None:
     """2 ** 44 bytes, says it, and ends."""
     (tmp_path / "batch").write_bytes(b"\x80\x05" + instruction + (2**44).to_bytes(8, "little") + b"few.")
-    with pytest.raises(ValueError, match=r"no pickle of data: expected 17592186044416 bytes .* only 4 remain"):
+    with pytest.raises(ValueError, match=r"not a pickle of data: expected 17592186044416 bytes .* only 4 remain"):
         pickles.load(tmp_path / "batch")
 
 
 def test_what_is_said_of_a_pickle_is_a_line(tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(b"P1\n.")
-    with pytest.raises(ValueError, match=r"^no pickle of data: [^\n]*persistent[^\n]*$"):
+    with pytest.raises(ValueError, match=r"^not a pickle of data: [^\n]*persistent[^\n]*$"):
         pickles.load(tmp_path / "batch")
 
 

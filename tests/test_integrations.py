@@ -128,9 +128,9 @@ def test_bfloat16_comes_back_where_it_was_rounded_once(numbers: Any) -> None:
 @pytest.mark.parametrize(
     ("numbers", "order", "message"),
     [
-        (IMAGENET, "timm", "no uint8 pixel"),  # 253 and 254 are the same number there
-        (IMAGENET, "torchvision", "no uint8 pixel"),
-        (CLIP, "in float32, rounded once", "cannot be told apart; hand over float32"),
+        (IMAGENET, "timm", "not a uint8 pixel"),  # 253 and 254 are the same number there
+        (IMAGENET, "torchvision", "not a uint8 pixel"),
+        (CLIP, "in float32, rounded once", "cannot be told apart; pass float32"),
     ],
 )
 def test_bfloat16_is_refused_where_pixels_are_lost(numbers: Any, order: str, message: str) -> None:
@@ -158,7 +158,7 @@ def test_images_that_no_pixels_became_are_refused() -> None:
         "not normalised": photos() / 255,
     }
     for name, images in spoiled.items():
-        with pytest.raises(ValueError, match="no uint8 pixel normalised with mean") as error:
+        with pytest.raises(ValueError, match="not a uint8 pixel normalised with mean") as error:
             normalization.undo(images)
         assert "\n" not in str(error.value), name
     with pytest.raises(ValueError, match=r"are torch.uint8; normalised ones are floating point"):
@@ -169,7 +169,7 @@ def test_images_that_no_pixels_became_are_refused() -> None:
 
 @pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.5, 0.5)), ((), ()), ((0.5,), (0.0,)), ((float("nan"),), (1.0,))])
 def test_a_normalisation_needs_a_mean_and_a_deviation(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="one finite number a channel"):
+    with pytest.raises(ValueError, match="one finite number per channel"):
         Normalization(mean, std)
 
 
@@ -293,7 +293,7 @@ def test_what_the_transform_refuses() -> None:
         (colors, to_pillow(photos(1, 1)[0]), "have 1 channels, but the policy was learned on images of 3"),
         (grey, to_pillow(photos(1)[0]), "have 3 channels, but the policy was learned on images of 1"),
         (colors, to_pillow(photos(1)[0]).convert("RGBA"), "mode 'RGBA'; convert it to one of L, RGB"),
-        (colors, Normalization(*IMAGENET)(photos(1))[0], r"in \[0, 1\] here: put PolicyTransform ahead of Normalize"),
+        (colors, Normalization(*IMAGENET)(photos(1))[0], r"in \[0, 1\] here: put PolicyTransform before Normalize"),
         (colors, photos(1)[0].float(), r"values from 0 to 255; floating point is in \[0, 1\]"),
         (colors, photos(1)[0].int(), "has dtype torch.int32"),
         (colors, photos(1)[0].numpy(), "is a ndarray; give a Pillow image or a torch tensor"),
@@ -362,7 +362,7 @@ def test_what_the_hook_refuses() -> None:
     images, labels = Normalization(*IMAGENET)(photos()), torch.arange(N) % CLASSES
     wrong = [
         (photos(), labels, "are torch.uint8; normalised ones are floating point"),
-        (photos() / 255, labels, "no uint8 pixel"),
+        (photos() / 255, labels, "not a uint8 pixel"),
         (images[:, :1], labels, "with a mean of 3 channels"),
         (images, labels + 1, "labels are 1 to 5; classes are 0 to 4"),
         (images, F.one_hot(labels), "give class numbers"),
@@ -521,9 +521,7 @@ def test_a_scheduler_that_waits_for_validation_is_refused() -> None:
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(task)
         return [task, policy], [{"scheduler": scheduler, "monitor": "val_loss"}]
 
-    with pytest.raises(
-        ValueError, match=r"ReduceLROnPlateau looks at what validation found.*in on_validation_epoch_end"
-    ):
+    with pytest.raises(ValueError, match=r"ReduceLROnPlateau needs a validation metric.*in on_validation_epoch_end"):
         trainer(1).fit(joint_module(configure_optimizers=plateau), *loaders())
 
 
@@ -687,7 +685,7 @@ def test_mean_and_std_come_from_the_image_processor(tmp_path: Path) -> None:
 def test_what_is_refused_in_hugging_faces_trainer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mean and std of pixel_values are not known"):
         hf_trainer(tmp_path, mean=None, std=None)
-    with pytest.raises(ValueError, match="compute_loss_func gives one in all"):
+    with pytest.raises(ValueError, match="compute_loss_func returns a single one"):
         hf_trainer(tmp_path, compute_loss_func=lambda outputs, labels, num_items_in_batch: None)
     trainer, batch = hf_trainer(tmp_path), default_collate(list(Rows()))
     trainer.model.train()

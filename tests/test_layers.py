@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "metaaugment"
 
-# From the top down, as in the README; modules of one line may use each other.
+# From the top down; modules of one line may use each other. The README names the chief ones of each layer.
 LAYERS = (
     ("cli", "integrations", "report", "bench", "search"),
     ("experiments",),
@@ -16,7 +16,7 @@ LAYERS = (
     ("baselines", "data", "networks", "sealed"),
     ("learner", "capture", "observation"),
     ("hypergradient", "policy", "sampler", "features", "replay", "batch_norm"),
-    ("embedding", "transformation", "ops", "distributed"),
+    ("embedding", "transformation", "ops", "distributed", "seeds"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The program and the list of public names stand above everything.
@@ -45,6 +45,13 @@ def imported(path: Path) -> set[str]:
             assert node.module is not None
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
+
+
+def test_the_layers_of_the_readme_are_these() -> None:
+    readme = " ".join((PACKAGE.parent / "README.md").read_text().split())
+    said = readme.split("(`tests/test_layers.py`): ", 1)[1].split(".", 1)[0]
+    for named, layer in zip(said.split("; "), LAYERS, strict=True):
+        assert set(named.split(", ")) <= set(layer)
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -518,7 +518,7 @@ class LearnedTemperature(nn.Module):
 
 MISTAKES = {
     "no linear layer": (lambda: learner(nn.Conv2d(3, 5, 1)), r"no linear layer .* with features="),
-    "no such layer": (lambda: learner(features="body.99"), r"features='body.99' is no layer .* \['output'\]"),
+    "no such layer": (lambda: learner(features="body.99"), r"features='body.99' is not a layer .* \['output'\]"),
     "unknown route": (lambda: learner(route="magic"), r"unknown route 'magic'; choose one of difference, forward"),
     "every": (lambda: learner(every=0), r"every is 0; it must be a whole number of at least 1"),
     "copies": (lambda: learner(copies=0), r"copies is 0; it must be a whole number of at least 1"),
@@ -543,7 +543,7 @@ MISTAKES = {
     ),
     "loss": (
         lambda: learner(loss=nn.functional.cross_entropy).observe(*data()),
-        r"the loss has shape \(\) for 16 training samples; it must give one number a sample",
+        r"the loss has shape \(\) for 16 training samples; it must give one number per sample",
     ),
     "labels of 32 bits": (
         lambda: learner().observe(data()[0], data()[1].int()),
@@ -556,7 +556,7 @@ MISTAKES = {
     ),
     "label of an own loss": (
         lambda: learner(loss=nn.CrossEntropyLoss(reduction="none")).observe(data(2)[0], torch.tensor([0, 5])),
-        r"a training label is 5, but the network has 5 classes, 0 to 4; labels that are no class numbers must be of",
+        r"a training label is 5, but the network has 5 classes, 0 to 4; labels that are not class numbers must have",
     ),
     "logits": (
         lambda: learner(nn.Sequential(small(), nn.Flatten(0))).observe(*data()),
@@ -576,11 +576,11 @@ MISTAKES = {
     ),
     "a list of validation batches": (
         lambda: (joint := learner()).step(*data(), *optimizers(joint), [data()]),  # type: ignore[arg-type]
-        r"validation_batches is a list; give one iterator that begins anew",
+        r"validation_batches is a list; give one iterator that starts over",
     ),
     "no more validation batches": (
         lambda: (joint := learner()).step(*data(), *optimizers(joint), iter([])),
-        r"no validation batches any more; give an iterator that begins anew",
+        r"the validation batches have run out; give an iterator that starts over",
     ),
     "no validation": (
         lambda: (joint := learner()).step(*data(), torch.optim.SGD(joint.network.parameters(), 0.1)),
@@ -591,7 +591,7 @@ MISTAKES = {
 
 def test_a_whole_checkpoint_is_no_state_of_a_learner() -> None:
     with pytest.raises(
-        KeyError, match=r"no state of a learner, but has network, learner; give what its state_dict\(\)"
+        KeyError, match=r"not a state of a learner, but has network, learner; give what its state_dict\(\)"
     ):
         learner().load_state_dict({"network": {}, "learner": {}})
 

@@ -167,7 +167,7 @@ def test_a_run_of_many_is_stopped_and_goes_on_with_three(processes: int, alone: 
     assert err.count("exitcode  : 143") == processes, err
     status, said, err = run(3, *PROGRAM, "train", "digits", "--precision", "float64", "--resume", out)
     assert status == 0, err
-    assert said.count("going on after epoch 1, step 2") == 1
+    assert said.count("continuing after epoch 1, step 2") == 1
     assert_same(out, alone)
 
 
@@ -176,7 +176,7 @@ def test_a_killed_process_is_started_again_and_the_run_goes_on(alone: Path, tmp_
     status, said, err = run(2, STRUCK, "SIGKILL", 1, 10, "train", "digits", *SMALL, "--out", out, restarts=1)
     assert status == 0, err
     # From whichever epoch a checkpoint was due behind.
-    assert len(re.findall(r"going on after epoch [12], step 0", said)) == 1
+    assert len(re.findall(r"continuing after epoch [12], step 0", said)) == 1
     assert err.count("another process of this run is gone") <= 1
     assert_same(out, alone)
 
@@ -188,7 +188,7 @@ def test_a_folder_of_another_run_is_not_gone_on_with(alone: Path) -> None:
     status, said, err = run(2, *PROGRAM, "train", "digits", *SMALL, "--out", alone, restarts=1)
     assert status != 0
     assert err.count("exists already; continue its run with --resume") == 2, "once for each time"
-    assert "going on" not in said
+    assert "continuing" not in said
     assert (alone / "checkpoint.json").stat().st_mtime_ns == before
 
 
@@ -234,7 +234,7 @@ def test_images_in_files_by_workers_and_a_signal(tmp_path: Path) -> None:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         said, err = process.communicate()
-    assert "nothing is lost, go on with" in said, err
+    assert "nothing is lost, continue with" in said, err
     assert "DataLoader" not in err
     assert run(4, *PROGRAM, *recipe, "--resume", out)[0] == 0
     assert_same(out, tmp_path / "one")

@@ -1,6 +1,7 @@
 """The policy network and how its outputs become weights."""
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from metaaugment import (
     RejectingPolicy,
     UniformPolicy,
 )
-from metaaugment.policy import POLICIES, build, clues, exponential, name_of, normalize
+from metaaugment.policy import POLICIES, build, clues, exponential, is_blind, name_of, normalize, seen_by, weigh
 
 
 def test_the_papers_network_by_hand() -> None:
@@ -130,10 +131,21 @@ def test_names_that_are_none() -> None:
     assert name_of(RegressingPolicy(CluePolicy(6))) is None  # a sigmoid bounds what it could predict
 
 
-def test_those_around_it_hand_on_what_a_policy_sees() -> None:
-    assert PolicyNetwork(6).sees == ()
-    assert RejectingPolicy(CluePolicy(6)).sees == ("clues",)
-    assert RegressingPolicy(LabelPolicy(6, head=exponential)).sees == ("clues", "labels")
+def test_around_a_policy_all_but_one_thing_stays() -> None:
+    regressing, rejecting = RegressingPolicy(CluePolicy(4, head=exponential)), RejectingPolicy(PolicyNetwork(4))
+    both = RejectingPolicy(regressing)
+    outputs, alignment = torch.tensor([0.2, 0.4, 0.9]), torch.tensor([1.0, -1.0, 0.5])
+    assert torch.equal(both.objective(outputs, alignment), regressing.objective(outputs, alignment))
+    assert seen_by(both) == ("clues",)
+    assert seen_by(rejecting) == ()
+    assert seen_by(RejectingPolicy(LabelPolicy(4))) == ("clues", "labels")
+    assert weigh(both, outputs).tolist() == [0, 0, 1]
+    assert weigh(RegressingPolicy(rejecting), outputs).tolist() == [0, 0, 1]
+    assert not hasattr(rejecting, "objective")
+    assert is_blind(RejectingPolicy(UniformPolicy()))
+    assert not is_blind(both)
+    assert weigh(deepcopy(both), outputs).tolist() == [0, 0, 1]
+    assert not hasattr(both, "nothing")
 
 
 def test_an_exponential_does_not_overflow() -> None:
@@ -150,6 +162,8 @@ def test_an_exponential_does_not_overflow() -> None:
 def test_labels_that_no_clue_can_be_found_for() -> None:
     with pytest.raises(ValueError, match="a label is 4, but the network that the policy sees through knows 3 classes"):
         clues(torch.randn(2, 3), torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match="a label is -100, and a policy that looks at labels takes class numbers of 0"):
+        clues(torch.randn(2, 3), torch.tensor([0, -100]))
     with pytest.raises(ValueError, match=r"the labels are torch.float32 of shape \(2, 3\)"):
         clues(torch.randn(2, 3), torch.rand(2, 3))
     ruled_out = torch.tensor([[0.0, 0.0, -math.inf]])

@@ -42,6 +42,40 @@ def test_the_two_commands_are_targets_of_the_makefile() -> None:
         assert target in targets
 
 
+def rows(page: str, heading: str) -> dict[str, list[str]]:
+    """The first table behind a heading, by the first cell of each row."""
+    table = page.split(heading, 1)[1].split("\n| ", 1)[1].split("\n\n", 1)[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table]
+    return {first: rest for first, *rest in cells}
+
+
+def test_results_are_those_of_results_md() -> None:
+    shown = rows(README, "\n## Results")
+    measured = rows((ROOT / "RESULTS.md").read_text(), "\n## omniglot-wrn-40-2 (table-3)")
+    assert {name: cells for name, cells in shown.items() if "±" in cells[0]} == {
+        name: cells[:3] for name, cells in measured.items() if "±" in cells[0]
+    }
+
+
+def test_what_is_said_of_the_results_follows_from_them() -> None:
+    cells = {name: row[0].split(" ± ") for name, row in rows(README, "\n## Results").items() if "±" in row[0]}
+    mean = {name: float(cell[0]) for name, cell in cells.items()}
+    deviation = {name: float(cell[1]) for name, cell in cells.items()}
+    difference = mean["metaaugment-fast"] - mean["randaugment"]
+    largest = max(deviation["metaaugment-fast"], deviation["randaugment"])
+    said = " ".join(README.split())
+    assert abs(difference) < largest
+    assert f"they differ by {abs(difference):.2f} points, less than the deviation of {largest:.2f}" in said
+    assert max(mean, key=mean.__getitem__) == "trivialaugment"
+
+
+def test_the_modules_of_the_map_exist() -> None:
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", README.split("\n## Where to look", 1)[1])
+    assert len(named) > 10
+    for name in named:
+        assert (ROOT / "metaaugment" / name).exists() or (ROOT / name).exists(), name
+
+
 def test_files_it_points_to_exist() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if "://" not in target:

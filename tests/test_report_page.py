@@ -17,9 +17,10 @@ import torch
 from PIL import Image
 
 from metaaugment import cli, sealed
+from metaaugment.experiments.diagnosis import INPUTS, Correlation, Diagnosis
 from metaaugment.report import runs
 from metaaugment.report.page import Report, data_address
-from metaaugment.report.watch import watch
+from metaaugment.report.watch import state, watch
 
 from commands import program
 
@@ -188,6 +189,33 @@ def long_run(source: Path, run: Path, epochs: int = 200, samples: int = 4096) ->
     return run
 
 
+def test_classes_that_are_left_out_are_said_in_the_text(folder: Path, tmp_path: Path) -> None:
+    """Of as many classes as samples, none of which is seen twice."""
+    run = tmp_path / "run"
+    shutil.copytree(folder / "policy", run)
+    look = sealed.load(run / "look.safetensors", "look")
+    n = len(look["samples"]["label"])
+    look["samples"]["label"], look["classes"] = torch.arange(n), [f"class {number}" for number in range(n)]
+    sealed.save(run / "look.safetensors", "look", look)
+    text = " ".join("".join(Page(Report.of([run]).html()).text).split())
+    assert f"Classes left out: {n:,} with fewer than 4 samples here." in text
+
+
+def test_a_diagnosis_is_drawn_as_large_as_the_curves(folder: Path, tmp_path: Path) -> None:
+    """Its text is: drawings share a grid, in which each is as wide as the others."""
+    run = tmp_path / "run"
+    shutil.copytree(folder / "policy", run)
+    some = Correlation(0.3, 0.1)
+    found = Diagnosis(500, 100, 100, 0.5, 0.1, {32: some, 50: some}, dict.fromkeys(INPUTS, some), some)
+    (run / "diagnosis.json").write_text(json.dumps(found.to_json()))
+    html = Report.of([run]).html()
+    widths = {drawing["aria-label"]: float((drawing["viewbox"] or "").split()[2]) for drawing in Page(html).all("svg")}
+    curve = next(width for words, width in widths.items() if (words or "").startswith("Validation loss"))
+    panels = [width for words, width in widths.items() if re.match("Correlations with|Two draws", words or "")]
+    assert panels == [curve, curve]
+    assert found.verdict() in "".join(Page(html).text)
+
+
 def test_runs_of_different_data_sets_stand_apart(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "plain", tmp_path / "other")
     recipe = json.loads((tmp_path / "other" / "recipe.json").read_text())
@@ -248,7 +276,7 @@ def test_the_command_refuses_in_one_sentence(folder: Path, tmp_path: Path, capsy
     assert "does not exist" in refused(capsys, "report", tmp_path / "nothing", *out)
     assert "is a file" in refused(capsys, "report", tmp_path / "mine.html", *out)
     assert "no run is named" in refused(capsys, "report", *out)
-    assert "exists already, and is no report" in refused(capsys, "report", folder, "--out", tmp_path / "mine.html")
+    assert "exists already, and is not a report" in refused(capsys, "report", folder, "--out", tmp_path / "mine.html")
     assert "give it the ending .html" in refused(capsys, "report", folder, "--out", tmp_path / "page.png")
     assert "does not exist" in refused(capsys, "report", folder, "--out", tmp_path / "no" / "page.html")
     assert "--figures" in refused(capsys, "report", folder, *out, "--figures", tmp_path / "mine.html")
@@ -276,6 +304,17 @@ def test_a_watched_run_is_shown_anew_until_it_is_finished(folder: Path, tmp_path
 
     watch([run], write)
     assert told == [(1, True, True), (2, True, True), (3, True, True), (3, False, False)]
+
+
+def test_a_diagnosis_is_seen_by_who_watches(folder: Path, tmp_path: Path) -> None:
+    """The page draws it, so that it is made anew when there is one, and when there is another."""
+    run = tmp_path / "run"
+    shutil.copytree(folder / "policy", run)
+    states = [state([run])]
+    for written in ("{}", '{"samples": 2}'):
+        (run / "diagnosis.json").write_text(written)
+        states.append(state([run]))
+    assert states[0] != states[1] != states[2]
 
 
 def test_watching_ends_with_ctrl_c(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

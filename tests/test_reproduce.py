@@ -95,7 +95,7 @@ def test_tables_and_rows_are_found_by_name() -> None:
         "digits",
         "omniglot-wrn-40-2",
     ]
-    with pytest.raises(ValueError, match="unknown table, row or comparison 'table-9'; choose of digits, table-3"):
+    with pytest.raises(ValueError, match="unknown table, row or comparison 'table-9'; choose from digits, table-3"):
         find_rows(("table-9",))
 
 
@@ -191,7 +191,7 @@ def test_missing_runs_those_begun_first_then_seed_by_seed(tmp_path: Path) -> Non
     (begun.folder / "recipe.json").write_text(json.dumps(begun.recipe.to_json()))
     names = [job.name for job in planned(rows, 3, None, entries, here)]
     assert names == ["metaaugment-seed2", "metaaugment-seed0", "baseline-seed1", "metaaugment-seed1", "baseline-seed2"]
-    with pytest.raises(ValueError, match="--methods has 'nope'; choose of advaa"):
+    with pytest.raises(ValueError, match="--methods has 'nope'; choose from advaa"):
         planned(rows, 1, None, ["nope"], here)
 
 
@@ -442,7 +442,7 @@ def test_a_report_that_cannot_be_written_hides_no_interruption(
         threading.Thread(target=ask, daemon=True).start()
     with pytest.raises(Interrupted if interrupted else OSError):
         reproduce_digits(tmp_path, report, Console(file=said), seeds=1)
-    assert "runs finished" in said.getvalue()
+    assert " finished in " in said.getvalue()
     assert f"{report} was not written" in said.getvalue()
 
 
@@ -522,7 +522,7 @@ def test_digits_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert {"recipe", "test_top5", "seconds", "images_per_second", "machine", "commit"} <= result.keys()
     said = capsys.readouterr().out
     assert "digits baseline-seed0 begins" in said
-    assert "1 runs finished" in said
+    assert "1 run finished" in said
 
 
 # -- the report --------------------------------------------------------------------------------------------------------

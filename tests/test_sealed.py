@@ -286,7 +286,7 @@ def test_a_pickle_is_refused_and_not_run(write: Any, file: Path) -> None:
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"state": "{}"}, {"sha256": "0" * 64}])
 def test_a_safetensors_file_of_someone_else_is_refused(metadata: dict[str, str] | None, file: Path) -> None:
     save_file({"weight": torch.ones(2)}, file, metadata)
-    with pytest.raises(Damaged, match=f"^{file} is no checkpoint file of metaaugment$"):
+    with pytest.raises(Damaged, match=f"^{file} is not a checkpoint file of metaaugment$"):
         sealed.load(file, "checkpoint")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ from metaaugment.search.search import Kind, search
 from metaaugment.training.interruption import Interrupted
 
 from commands import program
+from trees import write_folder
 
 QUIET = Console(quiet=True)
 FOUND = SubPolicies("faa", "mine", "faa", 1, ((Function("Rotate", 0.5, 0.7), Function("Color", 1.0, 0.2)),))
@@ -138,7 +140,7 @@ def test_a_stopped_search_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[
         search(finder(stop_after=1), recipe(), Settings(), place, Console(soft_wrap=True))
     said = capsys.readouterr().out
     command = f"metaaugment search faa digits --device cpu --resume {tmp_path / 's'}"
-    assert f"stopped after 2 trials; nothing is lost, go on with: {command}" in said
+    assert f"stopped after 2 trials; nothing is lost, continue with: {command}" in said
     assert not (tmp_path / "s" / "policy.json").exists()
     # Settings of where trials are made may change; the others are those it began with.
     resumed = Place(resume=tmp_path / "s", device="cpu")
@@ -187,7 +189,7 @@ def test_other_data_are_refused_when_it_goes_on(tmp_path: Path) -> None:
     [({"policy": Path("faa-svhn")}, Place(), "--policy"), ({}, Place(tensorboard=True), "--tensorboard")],
 )
 def test_flags_that_a_search_has_no_use_for(changes: dict[str, Any], place: Place, flag: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{flag} is not used by a search; leave it away"):
+    with pytest.raises(ValueError, match=f"{flag} is not used by a search; leave it out"):
         search(finder(), recipe(**changes), Settings(), replace(place, out=tmp_path / "s"), QUIET)
 
 
@@ -196,7 +198,7 @@ def test_trials_made_with_ray_are_not_gone_on_with_otherwise(tmp_path: Path) -> 
     settings = pba.Settings(interval=1)
     lab = replace(lab, recipe=recipe(method="pba", epochs=4))
     lab.note({"trial": 0, "generation": 0, "objective": 0.5, "seconds": 1})
-    with pytest.raises(ValueError, match="was begun without Ray; leave --ray-workers and --address away"):
+    with pytest.raises(ValueError, match="was begun without Ray; leave out --ray-workers and --address"):
         pba.find(lab, replace(settings, ray_workers=2))
     (tmp_path / "ray").mkdir()
     with pytest.raises(ValueError, match="was begun with Ray; name its --ray-workers N, or --address"):
@@ -209,14 +211,14 @@ def test_trials_in_a_database_are_not_gone_on_with_otherwise(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="has its trials in a database; name it with --storage URL"):
         faa.find(lab, faa.Settings())
     (tmp_path / "studies.log").touch()
-    with pytest.raises(ValueError, match=r"has its trials in its own studies.log; leave --storage away"):
+    with pytest.raises(ValueError, match=r"has its trials in its own studies.log; leave out --storage"):
         faa.find(lab, faa.Settings(storage="sqlite:///x.db"))
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--held-out", "0.001"], "--held-out is 0.001, which is none of 100 training images"),
+        (["--held-out", "0.001"], "--held-out is 0.001, which holds out none of 100 images"),
         (["--batch", "90"], "--batch is 90, but a fold trains on 60 images only"),
     ],
 )
@@ -262,8 +264,8 @@ def test_the_search_of_another_system_is_not_called_damaged(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("place", "sentence"),
     [
-        (Place(resume=Path("nowhere")), "nowhere is no search: it has no search.json; begin one with --out nowhere"),
-        (Place(resume=Path("a"), out=Path("b")), "--out is b, but --resume goes on in a; leave --out away"),
+        (Place(resume=Path("nowhere")), "nowhere is not a search: it has no search.json; begin one with --out nowhere"),
+        (Place(resume=Path("a"), out=Path("b")), "--out is b, but --resume continues in a; leave out --out"),
     ],
 )
 def test_what_cannot_go_on(place: Place, sentence: str) -> None:
@@ -305,7 +307,7 @@ def test_a_search_without_validation_images(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_another_method_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--method is 'pba'; this is the search of faa, leave the flag away"):
+    with pytest.raises(ValueError, match="--method is 'pba'; this is the search of faa; leave out the flag"):
         search(finder(), recipe(method="pba"), Settings(), Place(out=tmp_path / "s"), QUIET)
 
 
@@ -387,3 +389,26 @@ def test_ops_of_an_unknown_policy(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["ops", "--policy", "autoaugment-mnist"])
     assert "there is no policy autoaugment-mnist; name a file, or one of autoaugment-cifar10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [("dada",), ("faa", "--folds", "2", "--trials", "2", "--sub-policies", "1"), ("autoaugment", "--children", "2")],
+    ids=["dada", "faa", "autoaugment"],
+)
+def test_a_search_goes_on_past_an_image_that_cannot_be_read(
+    settings: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command that it names; without the file, the data would be others than those it began with."""
+    data, out = write_folder(tmp_path / "data of mine", {"cat": 20, "dog": 20}), tmp_path / "out"
+    for name in ("cat", "dog"):
+        (data / name / "003.png").write_bytes(b"no image at all")
+    flags = ("--network", "small-cnn", "--size", "8", "--batch", "8", "--epochs", "1", "--workers", "0")
+    system, *more = settings
+    assert program("search", system, "folder", "--data", data, *flags, *more, "--out", out) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "/003.png cannot be read as an image (" in said
+    command = shlex.split(said.split("; leave it out and continue with: ")[1])
+    assert command[:4] == ["metaaugment", "search", system, "folder"]
+    assert program(*command[1:]) == 0
+    assert (out / "policy.json").exists()

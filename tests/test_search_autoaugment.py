@@ -14,18 +14,20 @@ from metaaugment.baselines import published
 from metaaugment.baselines.controller import FUNCTIONS
 from metaaugment.baselines.found import Function
 from metaaugment.baselines.sub_policies import SubPolicies
-from metaaugment.data.batches import derived_seed
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.run import train
-from metaaugment.search.auto_augment import CHILD, Settings, policy, trial
+from metaaugment.search.auto_augment import Settings, policy, trial
 from metaaugment.search.kinds import SEARCHES
-from metaaugment.search.laboratory import Laboratory, Row
+from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.search import search
+from metaaugment.seeds import CHILD, derived_seed
 from metaaugment.training.interruption import Interrupted
+from metaaugment.training.log import Row
 from metaaugment.training.trainer import Trainer
 
+from endings import Killed
 from trees import write_folder
 
 KIND = SEARCHES["autoaugment"]
@@ -92,10 +94,6 @@ def test_decisions_are_functions_probabilities_and_levels() -> None:
     assert found.sub_policies[5:] == ((Function("Rotate", 0.3, 4), Function("Rotate", 0.3, 4)),) * 5
     assert len(found.sub_policies) == 10
     assert found.magnitude(Function("Rotate", 1.0, 9)) == 9
-
-
-class Killed(BaseException):
-    """As nothing handles."""
 
 
 def dies_in_training(patch: pytest.MonkeyPatch) -> None:

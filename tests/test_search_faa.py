@@ -23,20 +23,21 @@ import metaaugment as ma
 from metaaugment.baselines import published
 from metaaugment.baselines.found import Function
 from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
-from metaaugment.data import DataSet, Images, dataset
+from metaaugment.data import CorruptImage, DataSet, Images, dataset
 from metaaugment.data.batches import Reader
 from metaaugment.experiments import run
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.ops import PAPER_OPS
-from metaaugment.search import faa, studies
+from metaaugment.search import crew, faa, studies
 from metaaugment.search.faa import Fold, Settings, divide, propose
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.search import search
 from metaaugment.search.studies import FileLock, JournalLock
-from metaaugment.training.interruption import Interrupted
+from metaaugment.training.interruption import Interrupted, Interruption
 
+from endings import Killed
 from processes import until
 from trees import write_folder
 
@@ -44,10 +45,6 @@ FAA = SEARCHES["faa"]
 RECIPE = replace(RECIPES["digits"](), method="faa", per_class=10, epochs=4, batch=20)
 SMALL = Settings(folds=2, trials=6, sub_policies=2, best=2, draws=1)
 QUIET = Console(quiet=True)
-
-
-class Killed(BaseException):
-    """As sudden as a signal: nothing on the way catches it."""
 
 
 def found(folder: Path, settings: Settings = SMALL, resume: bool = False) -> SubPolicies:
@@ -97,7 +94,7 @@ def test_omniglots_fifteen_drawings_are_nine_and_six() -> None:
 
 
 def test_a_share_of_no_image_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"--held-out is 0.01, which is none of 20 training images"):
+    with pytest.raises(ValueError, match=r"--held-out is 0.01, which holds out none of 20 images"):
         divide(torch.arange(2).repeat(10), 0.01, seed=0)
 
 
@@ -413,6 +410,15 @@ def test_what_a_process_has_to_say_reaches_the_user_as_one_sentence(tmp_path: Pa
     (tmp_path / "fold-0").write_text("")
     with pytest.raises(ValueError, match="fold-0"):
         faa._work_together(laboratory(tmp_path), replace(SMALL, folds=1), "key", 1, lambda: None)
+
+
+def unreadable(file: Path, interruption: Interruption) -> None:
+    raise CorruptImage(file, "it is none")
+
+
+def test_an_image_that_a_process_cannot_read_is_the_searchs_to_put_into_words(tmp_path: Path) -> None:
+    with pytest.raises(CorruptImage, match=r"a\.png cannot be read as an image \(it is none\)$"):
+        crew.work(unreadable, [(tmp_path / "a.png",)], lambda: None)
 
 
 def test_machines_that_share_a_database_share_their_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ from metaaugment.training.interruption import Interrupted
 from metaaugment.training.trainer import Trainer
 
 import processes
+from endings import Killed
 from processes import until
 from trees import write_folder
 
@@ -259,10 +260,6 @@ def test_another_seed_finds_another_schedule(whole: Path, tmp_path: Path) -> Non
     assert published.find(file) != published.find(whole / "policy.json")
 
 
-class Killed(BaseException):
-    """Nothing catches it, as nothing catches SIGKILL."""
-
-
 def killed() -> NoReturn:
     raise Killed
 
@@ -484,7 +481,7 @@ def test_ray_ends_in_a_file_though_a_worker_is_killed(
     """Its first generation is that of the serial search, which has the same initial weights and mini-batches."""
     from metaaugment.search import ray_population
 
-    class Killed(ray_population.Worker):
+    class Struck(ray_population.Worker):
         """Dies in the second interval that is begun, as if the machine had run out of memory."""
 
         def step(self) -> dict[str, Any]:
@@ -494,7 +491,7 @@ def test_ray_ends_in_a_file_though_a_worker_is_killed(
             return super().step()
 
     ray_population._check_address(ray_session)  # a real one is not refused
-    monkeypatch.setattr(ray_population, "Worker", Killed)
+    monkeypatch.setattr(ray_population, "Worker", Struck)
     out, recipe, settings = tmp_path / "search", small(epochs=2), replace(SETTINGS, ray_workers=2)
     file = begin(out, recipe, settings)
     assert (out / "killed").exists()

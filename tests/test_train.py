@@ -3,13 +3,16 @@
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import tyro
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import save_file
@@ -18,6 +21,7 @@ import metaaugment as ma
 from metaaugment import sealed
 from metaaugment.data import cifar, omniglot
 from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
 from metaaugment.training import progress
 from metaaugment.training.progress import duration
 
@@ -52,7 +56,7 @@ def test_the_first_line_says_what_is_trained(tmp_path: Path, capsys: Captured) -
     )
     assert "an epoch is 4 steps of 50 images and 2 policy updates" in lines[0]
     assert re.match(r"epoch 1/1  loss \d\.\d{4}  validation \d+\.\d\d%  [\d,]+ images/s  0 s left", lines[2])
-    assert re.match(r"test accuracy \d+\.\d\d% after 1 epochs in", lines[-1])
+    assert re.match(r"test accuracy \d+\.\d\d% after 1 epoch in", lines[-1])
 
 
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment", "metaaugment"])
@@ -114,8 +118,41 @@ def test_a_corrupt_image_is_named_or_skipped_and_counted(tmp_path: Path, capsys:
     assert program(*command) == 0, "what it advises works"
     capsys.readouterr()
     assert program("train", "folder", "--data", root, *FOLDER, "--corrupt", "skip", "--out", tmp_path / "run") == 0
-    assert "2 image files could not be read and were skipped" in capsys.readouterr().out
+    assert "skipped 2 image files that could not be read" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "result.json").read_text())["unreadable_files"] == 2
+
+
+def test_a_file_may_be_called_what_it_will(policy: Path, tmp_path: Path, capsys: Captured) -> None:
+    """Sentences were put together by cutting others at "; remove it", and at the first semicolon there is."""
+    root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20})
+    for file in (root / "cat").iterdir():
+        file.rename(file.with_name(f"a; remove it; {file.name}")).write_bytes(b"no image at all")
+    why = rf"metaaugment: {root}/cat/a; remove it; 0\d\d\.png cannot be read as an image \(not in a format [\w\s,]+\)"
+    broken = min((root / "cat").iterdir())
+    assert re.match(f"{why}; leave it out$", refused(capsys, "show", policy, broken, "--out", tmp_path / "grid.png"))
+    flags = ("--data", root, *FOLDER, "--out", tmp_path / "out")
+    assert re.match(f"{why}; leave it out .*with: metaaugment train", refused(capsys, "train", "folder", *flags))
+    flags = ("--data", root, *FOLDER, "--out", tmp_path / "search")
+    sentence = refused(capsys, "search", "dada", "folder", *flags)
+    assert re.match(f"{why}; leave it out .*with: metaaugment search", sentence)
+
+
+def test_tails_of_ones_own(tmp_path: Path, capsys: Captured) -> None:
+    """Classes that only the training images have, others with one validation image, and fewer images of each class:
+    each of these was refused, and so was the way out that was named."""
+    heads = {f"{part}/{name}": n for part, n in (("train", 12), ("val", 4), ("test", 3)) for name in ("b", "d")}
+    tail = {"train/a": 1, "train/c": 2, "train/e": 3, "val/c": 1, "val/e": 1, "test/c": 1}
+    root = write_folder(tmp_path / "mine", heads | tail)
+    flags = ("train", "folder", "--data", root, *FOLDER, "--held-back", "0.5")
+    assert program(*flags, "--per-class", "5", "--out", tmp_path / "run") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "16 / 5 / 5 images in 5 classes" in said
+    assert "val has no images of class a; test has no images of class a, e; at most 5 training images" in said
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["data"]["val"] == 5
+    allowed = "it must be 1 to 12, the images of the largest class"
+    flags = (*flags, "--out", tmp_path / "none")
+    assert f": --per-class is 13; {allowed}" in refused(capsys, *flags, "--per-class", "13")
+    assert ": --size is 4; images of folder have 8 to" in refused(capsys, *flags, "--size", "4")
 
 
 def test_pretrained_weights(tmp_path: Path, capsys: Captured) -> None:
@@ -133,6 +170,18 @@ def test_pretrained_weights(tmp_path: Path, capsys: Captured) -> None:
         kept = state["output.weight"].shape == network.output.weight.shape
         assert kept == (classes == 10)
         assert ("its last layer has other classes" in capsys.readouterr().out) == (classes == 7)
+
+
+def test_the_command_that_goes_on_says_all_that_was_said_of_the_place(tmp_path: Path) -> None:
+    """Read by the parser of the program it is the same place; --tensorboard and --no-capture were left out."""
+    place = Place(
+        tmp_path, None, tmp_path / "run", "cpu", "float64", deterministic=True, capture=False, workers=3,
+        corrupt="skip", tensorboard=True,
+    )  # fmt: skip
+    assert all(getattr(place, field.name) != field.default for field in fields(Place) if field.name != "out")
+    words = shlex.split(place.command("digits", tmp_path / "run"))
+    assert words[:3] == ["metaaugment", "train", "digits"]
+    assert tyro.cli(Place, args=words[3:]) == place
 
 
 def test_recipes_piped_are_plain_names(capsys: Captured) -> None:
@@ -158,7 +207,7 @@ def test_a_flag_with_its_usual_value_is_no_less_said(tmp_path: Path, capsys: Cap
     assert program("train", "digits", *QUICK, "--flip", "--out", tmp_path / "run") == 0
     again = ("train", "digits", "--resume", tmp_path / "run")
     said = refused(capsys, *again, "--epochs", usual.epochs)
-    assert f"--epochs is {usual.epochs}, but {tmp_path / 'run'} was begun with 1; leave the flag away" in said
+    assert f"--epochs is {usual.epochs}, but {tmp_path / 'run'} was begun with 1; leave out the flag" in said
     assert "--flip is False, but" in refused(capsys, *again, "--no-flip")
     assert "--per-class is None, but" in refused(capsys, *again, "--per-class=None")
     assert program(*again, "--epochs", 1, "--flip") == 0
@@ -233,7 +282,7 @@ def test_show_draws_copies(policy: Path, tmp_path: Path) -> None:
 
 
 def test_what_has_learned_nothing_is_not_exported(tmp_path: Path, capsys: Captured) -> None:
-    assert "is no run" in refused(capsys, "export", tmp_path, tmp_path / "p.safetensors")
+    assert "is not a run" in refused(capsys, "export", tmp_path, tmp_path / "p.safetensors")
     assert program("train", "digits", *QUICK, "--method", "baseline", "--out", tmp_path / "run") == 0
     sentence = refused(capsys, "export", tmp_path / "run", tmp_path / "p.safetensors")
     assert "was trained by baseline and has learned no policy" in sentence
@@ -280,7 +329,7 @@ def test_a_closed_pipe_does_not_end_a_run(tmp_path: Path) -> None:
         (["--device", "cuda"], "PyTorch finds no CUDA device"),
         (["--device", "tpu"], "--device is 'tpu'; choose cpu or cuda"),
         (["--space", "nope"], "--space is 'nope'; choose one of"),
-        (["--resume", "no-such-run"], "no-such-run is no run"),
+        (["--resume", "no-such-run"], "no-such-run is not a run"),
         (["--pretrained", "no-such-file"], "no-such-file: No such file or directory"),
         (["--dataset", "cifar"], "--dataset is 'cifar' (did you mean cifar10?)"),
         (["--workers", "-1"], "--workers is -1; it must be 0 to 128"),

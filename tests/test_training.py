@@ -126,7 +126,7 @@ def test_a_policy_that_has_seen_what_is_held_back_is_refused(uninterrupted: Path
     ):
         train(tmp_path / "run", policy=file, held_back=0.5)
     with pytest.raises(
-        ValueError, match=r"--split-seed is 1, but --policy .* was learned on digits with 0, and .*; say --split-seed 0"
+        ValueError, match=r"--split-seed is 1, but --policy .* was learned on digits with 0, and .*; use --split-seed 0"
     ):
         train(tmp_path / "run", policy=file, split_seed=1)
     assert not (tmp_path / "run").exists()
@@ -174,7 +174,7 @@ def test_who_stops_a_run_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(Interrupted):
         run.train(small(), place, Console(file=said, soft_wrap=True))
     command = f"metaaugment train digits --data {tmp_path} --resume '{tmp_path}/my run'"
-    assert said.getvalue().endswith(f"stopped after epoch 1, step 1; nothing is lost, go on with: {command}\n")
+    assert said.getvalue().endswith(f"stopped after epoch 1, step 1; nothing is lost, continue with: {command}\n")
 
 
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment"])
@@ -412,7 +412,7 @@ def test_a_checkpoint_of_another_run_is_refused(stopped: Path, tmp_path: Path) -
 
 
 def test_resuming_under_another_flag_or_recipe_is_refused(stopped: Path) -> None:
-    with pytest.raises(ValueError, match=r"--lr is 0\.07, but .* was begun with 0\.1; leave the flag away"):
+    with pytest.raises(ValueError, match=r"--lr is 0\.07, but .* was begun with 0\.1; leave out the flag"):
         train(stopped, resume=True, lr=0.07)
     with pytest.raises(ValueError, match="is a run of digits, not of omniglot-wrn-40-2"):
         run.train(RECIPES["omniglot-wrn-40-2"](), run.Place(resume=stopped), QUIET)

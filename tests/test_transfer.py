@@ -268,21 +268,21 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a number for a tensor": ({"w/output.bias": 3}, r"the tensor w/output\.bias is missing"),
     "NaN in w": ({"w/body.4.weight": spoiled(float("nan"))}, r"w/body\.4\.weight holds numbers that are not finite"),
     "infinity in θ": ({"theta/output.weight": spoiled(float("inf"))}, r"theta/output\.weight holds numbers that"),
-    "NaN in p": ({"p": spoiled(float("nan"))}, r"p is no distribution"),
-    "p below 0": ({"p": lambda p: spoiled(-float(p.view(-1)[1]))(p)}, r"p is no distribution: from -"),
-    "p does not sum to 1": ({"p": lambda p: p * 1.01}, r"p is no distribution: .* 1\.01 in all, not 1"),
+    "NaN in p": ({"p": spoiled(float("nan"))}, r"p is not a distribution"),
+    "p below 0": ({"p": lambda p: spoiled(-float(p.view(-1)[1]))(p)}, r"p is not a distribution: from -"),
+    "p does not sum to 1": ({"p": lambda p: p * 1.01}, r"p is not a distribution: .* 1\.01 in all, not 1"),
     "p of other functions": ({"p": torch.full((16, 16), 1 / 256).double()}, r"p is torch\.float64 \(16, 16\)"),
     "p in float32": ({"p": lambda p: p.float()}, r"p is torch\.float32 \(14, 14\); it must be torch\.float64"),
     "p is no tensor": ({"p": [1.0]}, r"p is list"),
-    "an unknown network": ({"network": "vgg-16"}, r"unknown network 'vgg-16'; hand it in .*, or take .*small-cnn"),
-    "a table for a network": ({"network": {"name": "small-cnn"}}, r"is no intact policy"),
+    "an unknown network": ({"network": "vgg-16"}, r"unknown network 'vgg-16'; pass it .*, or use .*small-cnn"),
+    "a table for a network": ({"network": {"name": "small-cnn"}}, r"is not an intact policy"),
     "another network": ({"network": "wrn-40-2"}, r"the tensor w/stem\.weight is missing"),
     "other classes": ({"num_classes": 6}, r"w/output\.weight is \(5, 128\); it must be \(6, 128\)"),
-    "very many classes": ({"num_classes": 2**62}, r"is no intact policy"),
-    "still more": ({"num_classes": 2**80}, r"is no intact policy"),
+    "very many classes": ({"num_classes": 2**62}, r"is not an intact policy"),
+    "still more": ({"num_classes": 2**80}, r"is not an intact policy"),
     "classes in words": ({"num_classes": "five"}, r"num_classes is 'five'; it must be a whole number at least 2"),
     "other channels": ({"channels": 1}, r"mean is .*; for 1 channels it has 1 numbers"),
-    "no channels": ({"channels": []}, r"is no intact policy"),
+    "no channels": ({"channels": []}, r"is not an intact policy"),
     "an unknown policy": ({"policy": "oracle"}, r"unknown policy 'oracle'; this version of metaaugment has policy-net"),
     "another policy": ({"policy": "feature-policy"}, r"theta/output\.weight is \(1, 200\); it must be \(1, 100\)"),
     "θ without a name": ({"policy": lambda _: None}, r"tensors of a policy, but no name of one"),
@@ -290,15 +290,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"theta/feature.weight": lambda w: w[:, :64].contiguous()},
         r"features have 128 numbers, but the policy takes 64",
     ),
-    "an unknown space": ({"space/name": "aside"}, r"unknown space 'aside'; hand it in with space="),
+    "an unknown space": ({"space/name": "aside"}, r"unknown space 'aside'; pass it with space="),
     "another space": ({"space/name": "autoaugment"}, r"magnitudes meant something else .* use the version"),
     "another hash": ({"space/sha256": "0" * 64}, r"magnitudes meant something else when it was learned"),
-    "no space": ({"space": 3}, r"is no intact policy"),
-    "a deviation of 0": ({"std": [0.2, 0.0, 0.3]}, r"std is .*; deviations are above 0"),
+    "no space": ({"space": 3}, r"is not an intact policy"),
+    "a deviation of 0": ({"std": [0.2, 0.0, 0.3]}, r"std is .*; they must be above 0"),
     "a mean in words": ({"mean": ["a", "b", "c"]}, r"both must be finite numbers"),
     "a fill above 255": ({"fill": [0, 0, 256]}, r"fill is 256; it must be a whole number in 0 to 255"),
     "no size": ({"size": []}, r"size is \(\); it is a height and a width"),
-    "an unknown layer": ({"layer": "neck"}, r"features='neck' is no layer of the network"),
+    "an unknown layer": ({"layer": "neck"}, r"features='neck' is not a layer of the network"),
     "a number for a layer": ({"layer": 3}, r"layer is 3; it is a name, or none"),
     "a list for provenance": ({"provenance": [1]}, r"the provenance must be a dictionary"),
 }  # fmt: skip
@@ -444,7 +444,7 @@ def test_p_alone(tmp_path: Path) -> None:
     assert torch.equal(sampler.probabilities, policy.probabilities)
     assert isinstance(judge, ma.UniformPolicy)
     assert eyes is None
-    with pytest.raises(ValueError, match="holds p alone, and looks through no network; leave extractor= away"):
+    with pytest.raises(ValueError, match="holds p alone, and looks through no network; leave out extractor="):
         LearnedPolicy.load(file, extractor=ma.network("small-cnn", CLASSES))
 
 
@@ -465,9 +465,9 @@ def test_a_network_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
     network, file = Own(), tmp_path / "policy.safetensors"
     policy = export(trained(network, ma.PolicyNetwork(8), features="neck"), network=None)
     policy.save(file)
-    with pytest.raises(ValueError, match=r"a network of its user's own; hand it in with extractor="):
+    with pytest.raises(ValueError, match=r"a network of its user's own; pass it with extractor="):
         LearnedPolicy.load(file)
-    with pytest.raises(ValueError, match=r"cannot be used here: .* hand in the extractor that it was learned with"):
+    with pytest.raises(ValueError, match=r"cannot be used here: .* pass the extractor that it was learned with"):
         LearnedPolicy.load(file, extractor=ma.network("small-cnn", CLASSES))
     fresh = Own()
     before = copy.deepcopy(fresh.state_dict())
@@ -489,7 +489,7 @@ def test_a_space_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
         export(learner)
     policy = LearnedPolicy.from_learner(learner, "small-cnn", CLASSES, 3, space, MEAN, STD, FILL, SIDE)
     policy.save(file)
-    with pytest.raises(ValueError, match="unknown space 'mild'; hand it in with space="):
+    with pytest.raises(ValueError, match="unknown space 'mild'; pass it with space="):
         LearnedPolicy.load(file)
     with pytest.raises(ValueError, match="magnitudes meant something else"):
         LearnedPolicy.load(file, space=SPACES["metaaugment"])
@@ -832,7 +832,7 @@ def test_a_network_by_the_wrong_name_is_refused() -> None:
     learner = trained(ma.network("small-cnn", CLASSES))
     with pytest.raises(ValueError, match=r"the tensor w/stem\.weight is missing"):
         export(learner, "wrn-40-2")
-    with pytest.raises(ValueError, match=r"unknown network 'large-cnn'; hand it in"):
+    with pytest.raises(ValueError, match=r"unknown network 'large-cnn'; pass it"):
         export(learner, "large-cnn")
 
 
@@ -874,7 +874,7 @@ def test_a_learner_under_a_policy_has_none_of_its_own() -> None:
 def test_provenance_is_json() -> None:
     p, source = learned().probabilities, learned().source
     for provenance in ({"accuracy": torch.ones(1)}, {"loss": float("nan")}):
-        with pytest.raises(ValueError, match="the provenance is no JSON"):
+        with pytest.raises(ValueError, match="the provenance is not valid JSON"):
             LearnedPolicy(p, source, provenance=provenance)
     assert LearnedPolicy(p, source, provenance={"seeds": (1, 2)}).provenance == {"seeds": [1, 2]}
 

@@ -9,13 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from metaaugment.baselines.controller import FUNCTIONS, LEVELS, MAX_LEVEL, SUB_POLICIES, Controller, Reinforce
-from metaaugment.data.batches import derived_seed
 from metaaugment.distributed import add_up
 from metaaugment.ops import INDEX, MAX_MAGNITUDE
-from metaaugment.transformation import Transformation
-
-# What the seed is used for; those of an experiment have the smaller numbers.
-CONTROLLER = 100
+from metaaugment.seeds import ADVERSARY, derived_seed
+from metaaugment.transformation import Transformation, device_of
 
 
 class AdversarialSampler:
@@ -23,15 +20,15 @@ class AdversarialSampler:
 
     A policy is five sub-policies of two functions with a level each; every sample draws one of them, and both of its
     functions are applied. Sample i belongs to policy i % copies, as the learner repeats images `copies` times each.
-    `update` is called once an epoch: the mean loss under each policy, normalized over the policies, is the reward of a
+    `update` is called once per epoch: the mean loss under each policy, normalized over the policies, is the reward of a
     REINFORCE step, and other policies are drawn. All processes need the same seed, and then have the same policies.
     """
 
     def __init__(self, copies: int = 8, seed: int = 0) -> None:
         if copies < 2:
-            raise ValueError(f"copies is {copies}; policies are held against each other, which takes at least 2")
+            raise ValueError(f"copies is {copies}; policies are compared with each other, so there must be at least 2")
         self.copies = copies
-        self.generator = torch.Generator().manual_seed(derived_seed(seed, CONTROLLER))
+        self.generator = torch.Generator().manual_seed(derived_seed(seed, ADVERSARY))
         self.controller = Controller((len(FUNCTIONS), LEVELS), 2 * SUB_POLICIES, self.generator)
         self.reinforce = Reinforce(self.controller)
         self.decisions = self.controller.sample(copies, self.generator)
@@ -40,7 +37,7 @@ class AdversarialSampler:
         self.losses = torch.zeros(2, copies, dtype=torch.float64)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
-        device = torch.device("cpu") if generator is None else generator.device
+        device = device_of(generator)
         self.functions, self.magnitudes = self.functions.to(device), self.magnitudes.to(device)
         policy = torch.arange(n, device=device) % self.copies
         sub_policy = torch.randint(0, SUB_POLICIES, (n,), generator=generator, device=device)
@@ -50,7 +47,7 @@ class AdversarialSampler:
     def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
         """Add up the losses of a mini-batch by policy; those that are not finite are left out."""
         if losses is None:
-            raise ValueError("the losses are missing, which the policies are judged by; give record() those too")
+            raise ValueError("the losses that the policies are judged by are missing; pass them to record()")
         self.losses = self.losses.to(losses.device)
         finite = losses.isfinite()
         found = torch.stack([torch.where(finite, losses.double(), 0.0), finite.double()])

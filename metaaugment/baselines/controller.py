@@ -101,14 +101,14 @@ def expected_reward(
 class Reinforce:
     """Steps that make decisions of high reward more likely, by Adam."""
 
-    def __init__(self, controller: Controller, rate: float = RATE, entropy: float = ENTROPY) -> None:
-        self.controller, self.entropy = controller, entropy
+    def __init__(self, controller: Controller, rate: float = RATE) -> None:
+        self.controller = controller
         self.optimizer = Adam(controller.parameters(), rate)
 
     @torch.enable_grad()
     def step(self, decisions: Int[Tensor, "n length"], advantages: Float[Tensor, " n"]) -> None:
         self.optimizer.zero_grad()
-        (-expected_reward(self.controller, decisions, advantages.float(), self.entropy)).backward()
+        (-expected_reward(self.controller, decisions, advantages.float(), ENTROPY)).backward()
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:

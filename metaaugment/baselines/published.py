@@ -41,11 +41,11 @@ def find(policy: Path | str) -> FoundPolicy:
             raise ValueError("it is a device, which may never end")
         values = json.loads(file.read_text())
         if not isinstance(values, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     except FileNotFoundError:
         raise ValueError(f"there is no policy {policy}; name a file, or one of {', '.join(PUBLISHED)}") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is no policy of a compared system: {error}") from None
+        raise ValueError(f"{file} is not a policy of a compared system: {error}") from None
     try:
         return decode(values)
     except ValueError as error:
@@ -124,7 +124,7 @@ def _field(values: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) 
     if name not in values:
         raise ValueError(f"its {name} is missing")
     if not isinstance(values[name], kind) or isinstance(values[name], bool):
-        raise ValueError(f"its {name} is {values[name]!r}, which it cannot be")
+        raise ValueError(f"its {name} is {values[name]!r}, which is not a valid value")
     return values[name]
 
 
@@ -146,7 +146,7 @@ def _function(values: Any) -> Function:
 
 def _number(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e9:
-        raise ValueError(f"{str(value)[:40]!r} stands where a number must be")
+        raise ValueError(f"{str(value)[:40]!r} is given where a number must be")
     return value
 
 
@@ -167,7 +167,7 @@ def _stages(values: Mapping[str, Any]) -> tuple[Stage, ...]:
             raise ValueError(f"a line of its log is {str(line)[:60]}; it must have six entries")
     for before, after in pairwise(log):
         if before[0] != after[1]:
-            raise ValueError(f"its log has a gap: trial {after[1]} goes on where the line before it has {before[0]}")
+            raise ValueError(f"its log has a gap: trial {after[1]} continues where the line before it has {before[0]}")
     bounds = [0, *(line[3] for line in log), epochs]
     if not all(type(bound) is int for bound in bounds):
         raise ValueError(f"the epochs of its log are {bounds[1:]}; they must be whole numbers")

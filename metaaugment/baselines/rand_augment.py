@@ -1,4 +1,4 @@
-"""RandAugment as it was published (Cubuk et al., 2020): N functions an image, all at one strength M.
+"""RandAugment as it was published (Cubuk et al., 2020): N functions per image, all at one strength M.
 
 The paper's own form, pairs of functions at uniform magnitudes, is `UniformSampler`.
 """
@@ -12,7 +12,7 @@ from metaaugment.distributed import drawn
 from metaaugment.embedding import K
 from metaaugment.ops import INDEX, Space
 from metaaugment.sampler import StillSampler
-from metaaugment.transformation import Transformation, apply
+from metaaugment.transformation import Transformation, apply, device_of
 
 
 class RandAugmentSampler(StillSampler):
@@ -22,7 +22,7 @@ class RandAugmentSampler(StillSampler):
         self.magnitude, self.functions = magnitude, functions
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
-        device = None if generator is None else generator.device
+        device = device_of(generator)
         first, second = torch.randint(0, K, (2, n), generator=generator, device=device)
         if self.functions == 1:
             second = torch.full_like(second, INDEX["Identity"])

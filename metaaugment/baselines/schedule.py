@@ -9,7 +9,7 @@ import torch
 from metaaugment.baselines.found import FoundPolicy, Function, Table
 from metaaugment.ops import INDEX
 from metaaugment.sampler import StillSampler
-from metaaugment.transformation import Transformation
+from metaaugment.transformation import Transformation, device_of
 
 # How many functions an image gets at most: none, one or two.
 COUNTS = (0.2, 0.3, 0.5)
@@ -58,7 +58,7 @@ class Schedule(FoundPolicy):
 class ScheduleSampler(StillSampler):
     """Goes through a stage's functions in random order, until as many were applied as the image drew.
 
-    Each is applied with its own probability. `update` is called once an epoch and moves on in the schedule.
+    Each is applied with its own probability. `update` is called once per epoch and moves on in the schedule.
     """
 
     def __init__(self, schedule: Schedule, epochs: int) -> None:
@@ -66,7 +66,7 @@ class ScheduleSampler(StillSampler):
         self.table = self._table()
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
-        device, table = torch.device("cpu") if generator is None else generator.device, self.table
+        device, table = device_of(generator), self.table
         table.to(device)
         count, order, chance = (
             torch.rand(n, number, generator=generator, device=device, dtype=torch.float64)

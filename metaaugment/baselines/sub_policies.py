@@ -7,7 +7,7 @@ import torch
 from metaaugment.baselines.found import FoundPolicy, Function, Table
 from metaaugment.ops import INDEX
 from metaaugment.sampler import StillSampler
-from metaaugment.transformation import Transformation
+from metaaugment.transformation import Transformation, device_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SubPolicySampler(StillSampler):
         self.table = Table(policy, [function for pair in policy.sub_policies for function in pair])
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
-        device, table = torch.device("cpu") if generator is None else generator.device, self.table
+        device, table = device_of(generator), self.table
         table.to(device)
         sub_policy = torch.randint(0, len(table.functions) // 2, (n, 1), generator=generator, device=device)
         places = 2 * sub_policy + torch.arange(2, device=device)

@@ -1,11 +1,11 @@
-"""TrivialAugment (Müller and Hutter, 2021): one function an image at a strength of 0 to 30, both uniform."""
+"""TrivialAugment (Müller and Hutter, 2021): one function per image at a strength of 0 to 30, both uniform."""
 
 import torch
 
 from metaaugment.embedding import K
 from metaaugment.ops import INDEX, MAX_MAGNITUDE
 from metaaugment.sampler import StillSampler
-from metaaugment.transformation import Transformation
+from metaaugment.transformation import Transformation, device_of
 
 STRENGTHS = 31
 
@@ -14,7 +14,7 @@ class TrivialAugmentSampler(StillSampler):
     """Its 14 functions are the paper's; the second place of each pair is empty."""
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
-        device = generator.device if generator is not None else None
+        device = device_of(generator)
         first = torch.randint(0, K, (n,), generator=generator, device=device)
         strength = torch.randint(0, STRENGTHS, (n, 2), generator=generator, device=device)
         magnitudes = strength.double() * MAX_MAGNITUDE / (STRENGTHS - 1)

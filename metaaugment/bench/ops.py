@@ -1,13 +1,12 @@
-"""`metaaugment bench ops`: two functions an image, ours and the peers' side by side in one run.
+"""`metaaugment bench ops`: two functions per image, ours and the peers' side by side in one run.
 
 All systems of a comparison take turns in short rounds, so that a slow moment of the machine meets each of them, and
 the figure is the median round. Pillow gets the very transformations that ours gets; torchvision, timm and kornia draw
-their own RandAugment of two functions an image, which is the same work but for the drawing.
+their own RandAugment of two functions per image, which is the same work but for the drawing.
 """
 
 import importlib
 import multiprocessing
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,19 +21,18 @@ from rich.table import Table
 from torch import Tensor
 
 from metaaugment.bench import pillow
-from metaaugment.bench.record import timed, write
+from metaaugment.bench.record import by_turns, write
 from metaaugment.ops import OPS, PAPER_OPS, find_space
 from metaaugment.training.machine import choose_device
 from metaaugment.transformation import Transformation, apply
 
-ROUNDS = 7
 FILL = (128, 128, 128)
 CASES = {"cpu": [(512, 32), (64, 224)], "cuda": [(128, 32), (4096, 32), (64, 224)]}  # images, side
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What one system did: images a second, and ours in the same comparison over it."""
+    """What one system did: images per second, and ours in the same comparison over it."""
 
     device: str
     size: int
@@ -72,24 +70,12 @@ def compare(n: int, size: int, device: str, seconds: float) -> list[Figure]:
     for name, one in peers().items():
         inputs = pictures if name in PILLOW_PEERS else list(images[:few])
         systems[name] = (few, lambda one=one, inputs=inputs: [one(image) for image in inputs])
-    rates = by_turns(systems, seconds, device)
+    took = by_turns({name: call for name, (_, call) in systems.items()}, seconds, device)
+    rates = {name: systems[name][0] / took[name] for name in systems}
     if device == "cpu":
         rates["Pillow, in two processes"] = pillow_in_processes(2, size, seconds)
     ours = rates["metaaugment"]
     return [Figure(device, size, n, name, rate, ours / rate) for name, rate in rates.items()]
-
-
-def by_turns(systems: dict[str, tuple[int, Callable[[], object]]], seconds: float, device: str) -> dict[str, float]:
-    """Images a second of each system: the median of rounds that go around."""
-    calls = {}
-    for name, (_, call) in systems.items():
-        took = min(timed(call, 1, device) for _ in range(2))  # the first warms up
-        calls[name] = max(1, round(seconds / ROUNDS / took))
-    rounds = [
-        {name: n * calls[name] / timed(call, calls[name], device) for name, (n, call) in systems.items()}
-        for _ in range(ROUNDS)
-    ]
-    return {name: statistics.median(one[name] for one in rounds) for name in systems}
 
 
 def batch(n: int, size: int, device: str) -> tuple[Tensor, Transformation]:
@@ -138,7 +124,7 @@ def pillow_apply(pictures: list[Image.Image], steps: Steps) -> None:
 
 
 def pillow_in_processes(count: int, size: int, seconds: float) -> float:
-    """Images a second of several processes that run at the same time, added up."""
+    """Images per second of several processes that run at the same time, added up."""
     with multiprocessing.get_context("spawn").Pool(count) as pool:
         pool.map(pillow_worker, [(size, 0.1)] * count, chunksize=1)
         return sum(pool.map(pillow_worker, [(size, seconds)] * count, chunksize=1))
@@ -162,7 +148,7 @@ PILLOW_PEERS = ("timm on Pillow", "torchvision v2 on Pillow")  # these are given
 
 def peers() -> dict[str, Callable[[object], object]]:
     """RandAugment of two functions by each library that is here: called image by image, since each of them draws one
-    pair of functions a call."""
+    pair of functions per call."""
     modules, _ = libraries()
     found = {}
     if "torchvision" in modules:

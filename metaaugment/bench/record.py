@@ -1,15 +1,19 @@
 """How benches time, and keep their figures."""
 
 import json
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from metaaugment.training.machine import machine
+
+ROUNDS = 7
+Name = TypeVar("Name")
 
 
 def timed(call: Callable[[], object], times: int, device: str) -> float:
@@ -20,6 +24,21 @@ def timed(call: Callable[[], object], times: int, device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+def by_turns(calls: Mapping[Name, Callable[[], object]], seconds: float, device: str) -> dict[Name, float]:
+    """Seconds that one call of each takes: the median of short rounds, in which all take turns.
+
+    So a slow moment of the machine meets each of them. `seconds`: for all calls of one.
+    """
+    times = {}
+    for name, call in calls.items():
+        took = min(timed(call, 1, device) for _ in range(2))  # the first warms up
+        times[name] = max(1, round(seconds / ROUNDS / took))
+    rounds = [
+        {name: timed(call, times[name], device) / times[name] for name, call in calls.items()} for _ in range(ROUNDS)
+    ]
+    return {name: statistics.median(one[name] for one in rounds) for name in calls}
 
 
 def write(file: Path | None, device: str, figures: Sequence[Any], **more: object) -> None:

@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from metaaugment.bench.record import timed, write
+from metaaugment.bench.record import by_turns, write
 from metaaugment.capture import CapturedStep
 from metaaugment.features import feature_dim
 from metaaugment.learner import Learner
@@ -23,7 +22,6 @@ from metaaugment.policy import PolicyNetwork
 from metaaugment.sampler import TransformationSampler
 from metaaugment.training.machine import choose_device
 
-ROUNDS = 7
 CLASSES = 100
 
 
@@ -82,9 +80,8 @@ def measure(name: str, batch: int, seconds: float, device: str) -> list[Figure]:
     for variant, step in steps.items():
         for _ in range(4 * variant.every + 4):  # warm up, capture
             step()
-    calls = {v: v.every * max(1, round(seconds / ROUNDS / timed(s, v.every, device))) for v, s in steps.items()}
-    rounds = [{v: timed(step, calls[v], device) / calls[v] for v, step in steps.items()} for _ in range(ROUNDS)]
-    median = {v: statistics.median(one[v] for one in rounds) for v in chosen}
+    took = by_turns({v: again(step, v.every) for v, step in steps.items()}, seconds, device)
+    median = {v: took[v] / v.every for v in chosen}
     plain = {v.captured: median[v] for v in chosen if v.route is None}
     figures = []
     for v in chosen:
@@ -93,6 +90,10 @@ def measure(name: str, batch: int, seconds: float, device: str) -> list[Figure]:
         mib = memory / 2**20 if memory else None
         figures.append(Figure(name, v.name, 1000 * median[v], median[v] / plain[v.captured], mib, share))
     return figures
+
+
+def again(step: Callable[[], object], times: int) -> Callable[[], object]:
+    return lambda: [step() for _ in range(times)]
 
 
 def build(variant: Variant, name: str, batch: int, device: str) -> Callable[[], object]:

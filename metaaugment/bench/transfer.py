@@ -1,6 +1,5 @@
 """`metaaugment bench transfer`: a step under a learned policy over a plain step, in one run."""
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,9 @@ from rich.table import Table
 from torch import nn
 
 from metaaugment.bench import step
-from metaaugment.bench.record import timed, write
+from metaaugment.bench.record import by_turns, write
 from metaaugment.capture import CapturedStep
+from metaaugment.embedding import K
 from metaaugment.features import feature_dim
 from metaaugment.learner import Learner
 from metaaugment.networks import network
@@ -60,11 +60,7 @@ def measure(name: str, eyes: str, batch: int, seconds: float, device: str) -> li
     for one in steps.values():
         for _ in range(8):  # warm up, capture
             one()
-    calls = {what: max(1, round(seconds / step.ROUNDS / timed(one, 1, device))) for what, one in steps.items()}
-    rounds = [
-        {what: timed(one, calls[what], device) / calls[what] for what, one in steps.items()} for _ in range(step.ROUNDS)
-    ]
-    median = {what: statistics.median(one[what] for one in rounds) for what in steps}
+    median = by_turns(steps, seconds, device)
     assert all(torch.equal(one, other) for one, other in zip(before, _tensors(policy), strict=True))
     return [Figure(name, eyes, what, 1000 * value, value / median["plain"]) for what, value in median.items()]
 
@@ -77,7 +73,7 @@ def untrained(eyes: str) -> LearnedPolicy:
         eyes, step.CLASSES, 3, find_space("metaaugment"), (0.5,) * 3, (0.25,) * 3, fill=(128,) * 3, size=(32, 32)
     )
     return LearnedPolicy(
-        torch.full((14, 14), 1 / 196, dtype=torch.float64), source, PolicyNetwork(feature_dim(net)), net
+        torch.full((K, K), 1 / K**2, dtype=torch.float64), source, PolicyNetwork(feature_dim(net)), net
     )
 
 

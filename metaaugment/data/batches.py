@@ -1,15 +1,15 @@
 """Mini-batches in an order that is a function of the seed alone: the place in the data is one number, the step."""
 
 import errno
-import hashlib
 import itertools
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,16 +18,13 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from metaaugment.data.files import CorruptImage, ImageFiles
 from metaaugment.data.images import Images
+from metaaugment.data.splits import Split
 from metaaugment.distributed import share, world_size
+from metaaugment.seeds import derived_seed
 
 Batch = tuple[Tensor, Tensor]
 EVALUATION_BATCH = 1000
 SHARED = "have fewer --workers, a smaller --batch, or more shared memory (of a container: --shm-size)"
-
-
-def derived_seed(*numbers: int) -> int:
-    """One seed from several numbers, unrelated for different ones."""
-    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "big") >> 1
 
 
 class Reader:
@@ -41,7 +38,7 @@ class Reader:
     def __init__(self, workers: int = 0, skip: bool = False) -> None:
         self.workers = workers
         self.skip = skip
-        self.unreadable: set[str] = set()
+        self.unreadable: set[Path] = set()
 
     def shared_out(self, part: float) -> tuple["Reader", "Reader"]:
         """Two readers that have the workers of this one together, the second about this part of them, and its account
@@ -53,6 +50,12 @@ class Reader:
         for reader in both:
             reader.unreadable = self.unreadable
         return both
+
+    def readable(self, split: Split, places: Iterable[int]) -> list[int]:
+        """Those of these places in a split whose files have not been found unreadable so far."""
+        if isinstance(split, Images):
+            return list(places)
+        return [place for place in places if split.root / split.names[place] not in self.unreadable]
 
     def batches(self, views: Any, indices: Any, device: torch.device, full: bool = False) -> Iterator[Batch]:
         """Batches of views; with `full`, others of the batch stand in for those that are left out."""
@@ -69,14 +72,14 @@ class Reader:
         )
         for readable, problems in loader:
             for problem in problems:
-                if isinstance(problem, OSError):
-                    raise problem  # of the disk, not of the image
-                if not self.skip:
-                    raise CorruptImage(problem)
-                self.unreadable.add(problem)
+                if isinstance(problem, OSError) or not self.skip:  # one of the disk is never skipped
+                    raise problem
+                self.unreadable.add(problem.file)
             if full and not readable:
-                why = str(problems[0]).split("; remove it")[0]  # or skip it: that is what is being done
-                raise CorruptImage(f"no image of a whole mini-batch can be read; the first of them: {why}")
+                raise ValueError(
+                    f"no image of a whole mini-batch can be read, the first of them: {problems[0]}; "
+                    "begin another run with a larger --batch, or without these files"
+                )
             if readable:
                 images, labels = readable
                 yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -91,9 +94,7 @@ class Batches:
     the file alone, so that neither the number of workers nor an interruption changes anything.
     """
 
-    def __init__(
-        self, split: Images | ImageFiles, batch: int, seed: int, device: torch.device, reader: Reader | None = None
-    ) -> None:
+    def __init__(self, split: Split, batch: int, seed: int, device: torch.device, reader: Reader | None = None) -> None:
         self.split, self.batch, self.seed, self.device = split, batch, seed, device
         self.reader = reader or Reader()
 
@@ -117,6 +118,13 @@ class Batches:
                     yield self.split.images[row], self.split.labels[row]
                 step = 0
 
+    def places(self, step: int) -> Tensor:
+        """Where in the split the images are that this process got at a step: those that stood in for files that could
+        not be read are there again."""
+        row = self.order(step // self.steps)[step % self.steps, share(self.batch)].tolist()
+        readable = self.reader.readable(self.split, row)
+        return torch.tensor(list(itertools.islice(itertools.cycle(readable), len(row))))
+
     def _named(self, step: int) -> Iterator[list[tuple[int, int]]]:
         """Epoch and place of each image of each batch."""
         for epoch in itertools.count(step // self.steps):
@@ -126,7 +134,7 @@ class Batches:
 
 
 def once(
-    split: Images | ImageFiles, device: torch.device, reader: Reader | None = None, batch: int = EVALUATION_BATCH
+    split: Split, device: torch.device, reader: Reader | None = None, batch: int = EVALUATION_BATCH
 ) -> Iterator[Batch]:
     """All of a split in its order, for evaluation."""
     places = (range(start, min(start + batch, len(split))) for start in range(0, len(split), batch))
@@ -163,10 +171,10 @@ def _obey_the_parent(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-View = tuple[Tensor, int] | str | OSError  # of a file, or why there is none
+View = tuple[Tensor, int] | CorruptImage | OSError  # of a file, or why there is none
 
 
-def _stacked(views: list[View], full: bool = False) -> tuple[Batch | tuple[()], list[str | OSError]]:
+def _stacked(views: list[View], full: bool = False) -> tuple[Batch | tuple[()], list[CorruptImage | OSError]]:
     """A batch of what can be read, and what is wrong with the rest; with `full`, others stand in for these."""
     readable = [view for view in views if isinstance(view, tuple)]
     problems = [view for view in views if not isinstance(view, tuple)]
@@ -192,7 +200,7 @@ class _EvaluationViews:
         self.split = split
 
     def __getitem__(self, place: int) -> View:
-        return _or_sentence(lambda: self.split[place])
+        return _or_problem(lambda: self.split[place])
 
 
 class _TrainingViews:
@@ -202,24 +210,22 @@ class _TrainingViews:
     def __getitem__(self, name: tuple[int, int]) -> View:
         epoch, place = name
         generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch, place))
-        return _or_sentence(lambda: (self.split.image(place, generator), int(self.split.labels[place])))
+        return _or_problem(lambda: (self.split.image(place, generator), int(self.split.labels[place])))
 
 
-def _or_sentence(view: Callable[[], tuple[Tensor, int]]) -> View:
-    """What can be shown of a file, or why not: exceptions of worker processes would come back wrapped in tracebacks."""
+def _or_problem(view: Callable[[], tuple[Tensor, int]]) -> View:
+    """What can be shown of a file, or why not: what worker processes raise would come back wrapped in tracebacks."""
     try:
         return view()
-    except CorruptImage as error:
-        return str(error)
-    except OSError as error:
+    except (CorruptImage, OSError) as error:
         return error
 
 
-def own_part(split: Images | ImageFiles) -> Images | ImageFiles:
+def own_part(split: Split) -> Split:
     """What this process has to look at of a split that all of them look at together."""
     return split if world_size() == 1 else split.take(torch.arange(len(split))[share(len(split))])
 
 
-def on_device(split: Images | ImageFiles, device: torch.device) -> Images | ImageFiles:
+def on_device(split: Split, device: torch.device) -> Split:
     """Images in memory, moved to the device; files as they are."""
     return Images(split.images.to(device), split.labels.to(device)) if isinstance(split, Images) else split

@@ -100,7 +100,7 @@ def locate(layout: Layout, root: Path) -> Path:
     folder = find_complete(root, names, partial(_holds, layout), partial(_problems, layout))
     if folder is None:
         binary, python = root / layout.binary / _binary(layout.test), root / layout.python / layout.test
-        raise Missing(f"{binary} was looked for, and {python}", root / layout.binary)
+        raise Missing(f"neither {binary} nor {python} was found", root / layout.binary)
     return folder
 
 
@@ -155,7 +155,7 @@ def _check_labels(layout: Layout, labels: np.ndarray) -> None:
     least, most = labels.min(), labels.max()
     if least < 0 or most >= len(layout.classes):
         wrong = least if least < 0 else most
-        raise ValueError(f"the label {wrong} is none of {layout.title}, which are 0 to {len(layout.classes) - 1}")
+        raise ValueError(f"the label {wrong} is not one of {layout.title}, which are 0 to {len(layout.classes) - 1}")
 
 
 def _read_binary(layout: Layout, folder: Path, file: str) -> tuple[np.ndarray, np.ndarray]:

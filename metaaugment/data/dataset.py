@@ -11,7 +11,7 @@ import torch
 from metaaugment.data import cifar, digits, folder, omniglot
 from metaaugment.data.layout import Missing, data_root
 from metaaugment.data.progress import Progress, silent
-from metaaugment.data.splits import Split, Splits, apportion, split
+from metaaugment.data.splits import Split, Splits, portion, split
 from metaaugment.transformation import MAX_SIDE
 
 
@@ -42,17 +42,25 @@ class DataSet:
         return len(self.mean)
 
     def rehearsal(self, share: float, seed: int) -> "DataSet":
-        """The same without its test images, for which a share of the validation images of each class stands in."""
+        """The same without its test images, for which a share of the validation images of each class stands in.
+
+        A class with a single validation image is held back or left as a whole, by the seed: as many of these classes
+        are held back as make the share its size.
+        """
         sizes = torch.bincount(self.val.labels, minlength=self.num_classes).tolist()
-        held_back, left = split(self.val.labels, seed, apportion(round(share * len(self.val)), sizes))
-        for part in (held_back, left):
-            kept = torch.bincount(self.val.labels[part], minlength=self.num_classes).tolist()
-            for name, size, count in zip(self.classes, sizes, kept, strict=True):
-                if size and not count:
-                    raise ValueError(
-                        f"--held-back is {share:g}, by which the {size} validation images of class {name} are not "
-                        "divided: some must be held back, and some be left; choose nearer to 0.5, or hold out more"
-                    )
+        counts = portion(share, sizes, seed)
+        for name, size, count in zip(self.classes, sizes, counts, strict=True):
+            if size > 1 and not 0 < count < size:
+                raise ValueError(
+                    f"--held-back is {share:g}, which does not split the {size} validation images of class {name}: "
+                    "some must be held back, and some be left; choose nearer to 0.5, or hold out more"
+                )
+        if not 0 < sum(counts) < len(self.val):
+            raise ValueError(
+                f"--held-back is {share:g}, which does not split the {len(self.val)} validation images: some must be "
+                "held back, and some be left; choose nearer to 0.5, or hold out more"
+            )
+        held_back, left = split(self.val.labels, seed, counts)
         note = f"{len(held_back):,} validation images stand in for the test images, which are not looked at"
         return replace(self, val=self.val.take(left), test=self.val.take(held_back), note=f"{self.note}; {note}")
 
@@ -73,6 +81,17 @@ class Request:
     size: int
     held_out: tuple[float, float]
     progress: Progress
+
+
+class Refused(ValueError):
+    """An argument of `dataset` that cannot be had, its value, and what can; a program may name its own flag instead."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        super().__init__(name, value, allowed)
+        self.name, self.value, self.allowed = name, value, allowed
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.value}; {self.allowed}"
 
 
 def mean_color(mean: Sequence[float]) -> tuple[int, ...]:
@@ -224,20 +243,21 @@ def dataset(
 ) -> DataSet:
     """A data set by its name, read from under `root` (default: $METAAUGMENT_DATA, else ~/.cache/metaaugment).
 
-    `seed` draws the splits; it is no seed of training. `size`: side of the images in pixels, where it can be chosen.
-    `per_class`: so many training images of each class, drawn by the seed; the other splits stay as they are.
-    `held_out`: shares of validation and test images, for a folder that has no such splits.
+    `seed` draws the splits; it is not the seed of training. `size`: side of the images in pixels, if it can be chosen.
+    `per_class`: number of training images per class, drawn by the seed; a class that has fewer keeps them all, and the
+    other splits stay as they are.
+    `held_out`: shares of validation and test images, for a folder without such splits.
     """
     entry = find(name)
     if root is None and entry.locate is None:
-        raise ValueError(f"the data set {name} has no usual place; {entry.how}")
+        raise ValueError(f"the data set {name} has no default folder; {entry.how}")
     where, size = data_root(root), entry.size if size is None else size
     if size not in entry.sizes:
         first, last = entry.sizes[0], entry.sizes[-1]
         allowed = f"{first} pixels a side" if first == last else f"{first} to {last} pixels a side"
-        raise ValueError(f"size is {size}; images of {entry.title} have {allowed}")
+        raise Refused("size", size, f"images of {entry.title} have {allowed}")
     if held_out is not None and entry.held_out is None:
-        raise ValueError(f"held_out is {held_out}; the splits of {entry.title} are fixed, leave it out")
+        raise Refused("held_out", held_out, f"the splits of {entry.title} are fixed, leave it out")
     try:
         read = entry.read(Request(where, seed, size, held_out or entry.held_out or (0, 0), progress))
     except Missing as missing:
@@ -246,7 +266,8 @@ def dataset(
     train, note = read.train, read.note
     if per_class is not None:
         train = fewer(train, len(read.classes), per_class, seed)
-        note = f"{note}; {per_class} training images of each class kept"
+        at_most = "" if len(train) == per_class * len(read.classes) else "at most "
+        note = f"{note}; {at_most}{per_class} training images of each class kept"
     mean, std = train.statistics()
     # A channel that is the same everywhere is left at zero instead of divided by it.
     std = tuple(value or 1.0 for value in std)
@@ -268,9 +289,10 @@ def way_out(name: str, root: Path, missing: Missing) -> str:
 
 
 def fewer(train: Split, num_classes: int, per_class: int, seed: int) -> Split:
-    """So many training images of each class; a larger number keeps those of a smaller one, and adds to them."""
-    most = int(train.labels.bincount(minlength=num_classes).min())
-    if not 1 <= per_class <= most:
-        raise ValueError(f"per_class is {per_class}; it must be 1 to {most}, the images of the smallest class")
-    chosen, _ = split(train.labels, seed, [per_class] * num_classes)
+    """So many training images of each class, or all of a class that has fewer; a larger number keeps those of a
+    smaller one, and adds to them."""
+    sizes = train.labels.bincount(minlength=num_classes).tolist()
+    if not 1 <= per_class <= max(sizes):
+        raise Refused("per_class", per_class, f"it must be 1 to {max(sizes)}, the images of the largest class")
+    chosen, _ = split(train.labels, seed, [min(per_class, size) for size in sizes])
     return train.take(chosen)

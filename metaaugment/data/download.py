@@ -18,6 +18,7 @@ from metaaugment.data.unpack import unpack
 # Seconds without a byte after which a server counts as gone.
 TIMEOUT = 30.0
 BLOCK = 2**18
+AGAIN = "run the same command again to continue from there"
 
 
 def get(
@@ -104,13 +105,13 @@ def _download(archive: Archive, part: Path, progress: Progress) -> None:
             raise ValueError(f"{part} was as long as the archive, and wrong; it is removed, try again") from None
         raise OSError(f"{archive.url}: the server answers {error.code} {error.reason}; try again later") from None
     except urllib.error.URLError as error:
-        raise OSError(f"no connection to {host} ({_plain(error.reason)}); see to the network and try again") from None
+        raise OSError(f"no connection to {host} ({_plain(error.reason)}); check the network and try again") from None
     except TimeoutError:
-        raise OSError(f"{host} sent nothing for {TIMEOUT:g} seconds; run the same again to go on from there") from None
+        raise OSError(f"{host} sent nothing for {TIMEOUT:g} seconds; {AGAIN}") from None
     except (http.client.HTTPException, ConnectionError) as error:
-        raise OSError(f"{host} broke off ({_plain(error)}); run the same again to go on from there") from None
+        raise OSError(f"{host} broke off ({_plain(error)}); {AGAIN}") from None
     if total is not None and done < total:
-        raise OSError(f"{host} broke off at {done:,} of {total:,} bytes; run the same again to go on from there")
+        raise OSError(f"{host} broke off at {done:,} of {total:,} bytes; {AGAIN}")
 
 
 def _open(url: str, start: int) -> http.client.HTTPResponse:

@@ -29,11 +29,14 @@ MOST_PIXELS = 2**26  # 8,192 × 8,192: what can be decoded, and laid on white, w
 
 
 class CorruptImage(ValueError):
-    """A file that holds no image that can be read; `reason` says why in a few words, where there is one file."""
+    """A file that holds no image that can be read; `reason` says why in a few words. Whoever asks knows what to do."""
 
-    def __init__(self, sentence: str, reason: str = "") -> None:
-        super().__init__(sentence)
-        self.reason = reason
+    def __init__(self, file: Path, reason: str) -> None:
+        super().__init__(file, reason)
+        self.file, self.reason = file, reason
+
+    def __str__(self) -> str:
+        return f"{self.file} cannot be read as an image ({self.reason})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,7 +64,7 @@ class ImageFiles:
     def image(self, i: int, generator: torch.Generator | None = None) -> UInt8[Tensor, "3 size size"]:
         """The view for evaluation, its middle; with a generator one for training, a random part of it.
 
-        Raises `CorruptImage` for a file that is no image.
+        Raises `CorruptImage` for a file that is not an image.
         """
         picture = read_image(self.root / self.names[i])
         view = middle(picture, self.size) if generator is None else random_part(picture, self.size, generator)
@@ -118,7 +121,7 @@ def random_part(picture: Image.Image, size: int, generator: torch.Generator) -> 
 def read_image(file: Path) -> Image.Image:
     """The image of a file as a viewer shows it, in RGB: turned as its EXIF orientation says, on white where clear.
 
-    Of several frames the first; 16-bit grey by its upper 8 bits. Raises `CorruptImage` for all that is no image.
+    Of several frames the first; 16-bit grey by its upper 8 bits. Raises `CorruptImage` for what is not an image.
     """
     with file.open("rb") as stream, warnings.catch_warnings():
         # A damaged EXIF block, or a photo larger than usual, is no reason to speak up at each epoch.
@@ -128,10 +131,7 @@ def read_image(file: Path) -> Image.Image:
         except Exception as error:  # a broken file makes Pillow raise nearly every exception there is
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the disk's fault, not the image's
-            reason = _reason(error)
-            raise CorruptImage(
-                f"{file} cannot be read as an image ({reason}); remove it, or pass --corrupt skip", reason
-            ) from None
+            raise CorruptImage(file, _reason(error)) from None
 
 
 def _decode(stream: BinaryIO) -> Image.Image:

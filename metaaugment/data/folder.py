@@ -1,4 +1,4 @@
-"""Folders of images: one folder a class, beneath train, val and test folders where a tree has them."""
+"""Folders of images: one folder per class, beneath train, val and test folders where a tree has them."""
 
 import itertools
 import math
@@ -14,6 +14,7 @@ from metaaugment.data.layout import Missing
 from metaaugment.data.splits import Splits, split
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+KINDS = " ".join(extension.removeprefix(".") for extension in EXTENSIONS)
 # The names, in small letters, under which a tree may hold its splits.
 SPLIT_NAMES = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
 WORDS = {"val": "validation", "test": "the test"}
@@ -32,6 +33,9 @@ class Tree(NamedTuple):
     classes: tuple[str, ...]
     names: list[list[str]]
 
+    def without_images(self) -> list[str]:
+        return [name for name, files in zip(self.classes, self.names, strict=True) if not files]
+
 
 def read_folder(root: Path, seed: int, held_out: tuple[float, float] = HELD_OUT, size: int = SIZE) -> Splits:
     """A user's images: the splits that have a folder, and the others cut from the training images by the seed.
@@ -44,7 +48,8 @@ def read_folder(root: Path, seed: int, held_out: tuple[float, float] = HELD_OUT,
     found = split_folders(root)
     if not found:
         return cut(root, {"train": scan(root, root)}, seed, held_out, size)
-    trees = {name: scan(root, folder) for name, folder in found.items()}
+    train = scan(root, found["train"])
+    trees = {"train": train} | {name: scan_like(train, root, found[name]) for name in WORDS if name in found}
     unused = sorted(set(_folders(root)) - {folder.name for folder in found.values()})
     return cut(root, trees, seed, held_out, size, (f"not used: {', '.join(unused)}",) if unused else ())
 
@@ -55,7 +60,10 @@ def read_imagenet(root: Path, seed: int, held_out: tuple[float, float] = IMAGENE
     Its official test images have no public labels.
     """
     folder = locate_imagenet(root)
-    trees = {"train": scan(folder, folder / "train"), "test": scan(folder, folder / "val")}
+    train = scan(folder, folder / "train")
+    trees = {"train": train, "test": scan_like(train, folder, folder / "val")}
+    if absent := trees["test"].without_images():
+        raise ValueError(f"{folder / 'val'} lacks {_some(absent)}; it must have the class folders of {train.folder}")
     remarks = ["the official validation images are the test set"]
     if len(trees["train"].classes) != IMAGENET_CLASSES:
         remarks.append(f"{len(trees['train'].classes)} of ImageNet's {IMAGENET_CLASSES:,} classes")
@@ -71,7 +79,7 @@ def locate_imagenet(root: Path) -> Path:
         if len(absent) == 1:
             raise Missing(f"{absent[0]} is missing", folder, incomplete=True)
     where = root / "imagenet"
-    raise Missing(f"{where / 'train'} was looked for, and {root / 'train'}", where)
+    raise Missing(f"neither {where / 'train'} nor {root / 'train'} was found", where)
 
 
 def locate_whole_imagenet(root: Path) -> Path:
@@ -102,20 +110,42 @@ def split_folders(root: Path) -> dict[str, Path]:
 
 def scan(root: Path, folder: Path) -> Tree:
     """The class folders in a folder. Raises ValueError where there are fewer than two, or one has no images."""
+    tree = _tree(root, folder)
+    if len(tree.classes) == 1:
+        raise ValueError(f"{folder} has one class folder, {tree.classes[0]}; a classifier needs at least 2")
+    if empty := tree.without_images():
+        raise ValueError(f"no images in class {_some(empty)} of {folder}; add some ({KINDS}), or remove the folder")
+    return tree
+
+
+def scan_like(train: Tree, root: Path, folder: Path) -> Tree:
+    """The class folders of another split, with the classes of the training images, of which some may have no images.
+
+    Raises ValueError for classes that the training images lack, and where there are no images of two classes.
+    """
+    tree = _tree(root, folder)
+    if extra := sorted(set(tree.classes) - set(train.classes)):
+        raise ValueError(
+            f"{folder} has class {_some(extra)}, which {train.folder} lacks; add training images, or remove the folder"
+        )
+    files = dict(zip(tree.classes, tree.names, strict=True))
+    if sum(map(bool, tree.names)) < 2:
+        raise ValueError(
+            f"{folder} has images of fewer than 2 classes of {train.folder}; add some ({KINDS}), or remove the folder"
+        )
+    return Tree(folder, train.classes, [files.get(name, []) for name in train.classes])
+
+
+def _tree(root: Path, folder: Path) -> Tree:
     classes = _folders(folder)
     if not classes:
         flat = " (its images lie there without any)" if any(_files(folder)) else ""
         raise ValueError(f"{folder} has no class folders{flat}; put the images of each class in a folder of its own")
-    if len(classes) == 1:
-        raise ValueError(f"{folder} has one class folder, {classes[0]}; a classifier needs at least 2")
     above = {_identity(root), _identity(folder)}
     start = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
-    names = [list(_images(folder / name, f"{start}{name}/", set(above))) for name in classes]
-    empty = [name for name, files in zip(classes, names, strict=True) if not files]
-    if empty:
-        kinds = " ".join(extension.removeprefix(".") for extension in EXTENSIONS)
-        raise ValueError(f"no images in class {_some(empty)} of {folder}; add some ({kinds}), or remove the folder")
-    return Tree(folder, tuple(classes), names)
+    return Tree(
+        folder, tuple(classes), [list(_images(folder / name, f"{start}{name}/", set(above))) for name in classes]
+    )
 
 
 def cut(
@@ -128,15 +158,12 @@ def cut(
 ) -> Splits:
     """Three splits from the trees of some; the others are cut from the training images, a share of each class."""
     train = trees["train"]
-    for tree in trees.values():
-        _same_classes(train, tree)
     shares = {name: share for name, share in zip(WORDS, held_out, strict=True) if name not in trees}
     if any(not 0 < share < 1 for share in shares.values()) or sum(shares.values()) >= 1:
         given = " and ".join(f"{share:g} for {WORDS[name]}" for name, share in shares.items())
         raise ValueError(f"the shares held out are {given}; each must be above 0, and their sum below 1")
     parts = [[_held(share, len(files)) for files in train.names] for share in shares.values()]
-    for name, files in zip(train.classes, train.names, strict=True):
-        _enough(name, len(files), shares, train.folder)
+    _check_enough(train, shares)
     splits = {name: _image_files(root, tree, size) for name, tree in trees.items()}
     if shares:
         *chosen, rest = split(splits["train"].labels, seed, *parts)
@@ -145,9 +172,12 @@ def cut(
     if len(splits["val"]) > len(splits["train"]):
         raise ValueError(
             f"{root} gives {len(splits['val']):,} images for validation and {len(splits['train']):,} for training; "
-            "move some from the one to the other"
+            "move some from one to the other"
         )
     told = [f"{len(train.classes):,} classes of {root}"]
+    for tree in trees.values():
+        if absent := tree.without_images():
+            told.append(f"{tree.folder.name} has no images of class {_some(absent)}")
     for name, share in shares.items():
         told.append(f"for {WORDS[name]} {share:.0%} of each class, cut from the training images by seed {seed}")
     return Splits(splits["train"], splits["val"], splits["test"], train.classes, "; ".join((*told, *remarks)))
@@ -158,25 +188,19 @@ def _held(share: float, n: int) -> int:
     return max(1, math.floor(share * n + 0.5))
 
 
-def _enough(name: str, n: int, shares: dict[str, float], folder: Path) -> None:
+def _check_enough(train: Tree, shares: dict[str, float]) -> None:
+    """Refuse classes of which nothing would be left to train on."""
+
     def left(n: int) -> int:
         return n - sum(_held(share, n) for share in shares.values())
 
-    if left(n) < 1:
-        needed = next(enough for enough in itertools.count(n) if left(enough) >= 1)
+    few = {name: len(files) for name, files in zip(train.classes, train.names, strict=True) if left(len(files)) < 1}
+    if few:
+        needed = max(next(enough for enough in itertools.count(n) if left(enough) >= 1) for n in few.values())
         raise ValueError(
-            f"class {name} of {folder} has {n} images, too few to hold some out for "
-            f"{' and '.join(WORDS[part] for part in shares)}; {needed} are needed"
-        )
-
-
-def _same_classes(train: Tree, other: Tree) -> None:
-    absent, extra = set(train.classes) - set(other.classes), set(other.classes) - set(train.classes)
-    if absent or extra:
-        without = [f"lacks {_some(sorted(absent))}"] if absent else []
-        beyond = [f"has {_some(sorted(extra))} besides"] if extra else []
-        raise ValueError(
-            f"{other.folder} {' and '.join(without + beyond)}; it must have the class folders of {train.folder}"
+            f"too few images in class {_some([f'{name} ({n})' for name, n in few.items()])} of {train.folder} to hold "
+            f"some out for {' and '.join(WORDS[part] for part in shares)}, which takes {needed} of each; add images, "
+            "remove these classes, or hold images out yourself: in folders train, val and test"
         )
 
 

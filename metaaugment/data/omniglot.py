@@ -68,7 +68,7 @@ def locate(layout: Layout, root: Path) -> Path:
     folder = find_complete(root, NAMES, holds, partial(_problems, layout))
     if folder is None:
         where = root / NAMES[0]
-        raise Missing(f"{where / parts[0]} was looked for, and {root / parts[0]}", where)
+        raise Missing(f"neither {where / parts[0]} nor {root / parts[0]} was found", where)
     return folder
 
 
@@ -108,7 +108,7 @@ def _read(folder: Path, file: Path, size: int) -> np.ndarray:
         picture = read_image(file)
     except (OSError, CorruptImage) as error:
         reason = error.reason if isinstance(error, CorruptImage) else error.strerror
-        raise Missing(f"{file} is no image ({reason})", folder, incomplete=True) from None
+        raise Missing(f"{file} is not an image ({reason})", folder, incomplete=True) from None
     return np.asarray(ImageOps.invert(picture.convert("L")).resize((size, size), Image.Resampling.LANCZOS))
 
 

@@ -50,7 +50,7 @@ ALLOWED: dict[tuple[str, str], Callable[..., Any] | str] = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which data have no need of")
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which data do not need")
         return ALLOWED[module, name]
 
 
@@ -67,7 +67,7 @@ def load(file: Path) -> dict[str, Any]:
             content = _Unpickler(io.BytesIO(written), encoding="bytes").load()
         except Exception as error:  # a broken pickle raises nearly every exception there is
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ValueError(f"no pickle of data: {reason}") from None
+            raise ValueError(f"not a pickle of data: {reason}") from None
     if not isinstance(content, dict):
         raise ValueError(f"a pickled {type(content).__name__} where a dictionary is expected")
     texts = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in content.items()}
@@ -90,7 +90,7 @@ def array(value: Any) -> np.ndarray:
         case _Inert((bytes() | bytearray() as raw, _Inert((kind, *_)), tuple(shape), "C")):  # _frombuffer
             pass
         case _:
-            raise ValueError("its images are no array in C order")
+            raise ValueError("its images are not an array in C order")
     if kind not in ("u1", b"u1"):
         raise ValueError(f"its images are of type {kind!r} where u1, uint8, is expected")
     return np.frombuffer(raw, np.uint8).reshape(shape)

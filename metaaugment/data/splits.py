@@ -45,10 +45,25 @@ def split(labels: Int64[Tensor, " n"], seed: int, *parts: Sequence[int]) -> list
 
 def apportion(total: int, sizes: Sequence[int]) -> list[int]:
     """`total` samples shared out in proportion to the sizes of the classes; the largest remainders get one more."""
-    n = sum(sizes)
+    n = sum(sizes) or 1
     shares = [total * size // n for size in sizes]
     remainders = [total * size % n for size in sizes]
     by_remainder = sorted(range(len(sizes)), key=lambda c: -remainders[c])
     for c in by_remainder[: total - sum(shares)]:
         shares[c] += 1
+    return shares
+
+
+def portion(share: float, sizes: Sequence[int], seed: int) -> list[int]:
+    """A share of all samples, in proportion to the sizes of the classes.
+
+    Classes of one sample are whole on one side or the other: as many are in the share as make it its size, drawn by
+    the seed.
+    """
+    singles = [c for c, size in enumerate(sizes) if size == 1]
+    divided = [size if size > 1 else 0 for size in sizes]
+    shares = apportion(round(share * sum(divided)), divided)
+    further = round(share * sum(sizes)) - sum(shares)
+    for c in np.random.RandomState(seed).permutation(len(singles))[:further]:
+        shares[singles[c]] = 1
     return shares

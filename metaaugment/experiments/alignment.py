@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count, takewhile
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from metaaugment.data.batches import Batches, derived_seed, once
+from metaaugment.data.batches import Batches, once
 from metaaugment.data.splits import Split
 from metaaugment.embedding import K, embed
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.ops import OPS
-from metaaugment.policy import clues
+from metaaugment.policy import clues, is_blind
+from metaaugment.seeds import HALVES, SAMPLES, derived_seed
 from metaaugment.transformation import Transformation
 
 SMALLEST = 32  # validation images of a draw
@@ -39,59 +41,73 @@ class Samples:
 
 
 def collect(learner: Learner, train: Batches, validation: Split, samples: int, seed: int, steps: Steps) -> Samples:
-    """Training samples, and their alignment with each validation draw."""
-    repeated = [halves(validation.labels.cpu(), derived_seed(seed, 0, repeat)) for repeat in range(REPEATS)]
-    half = len(repeated[0][0])
-    sizes = [*(size for k in range(64) if (size := SMALLEST * 2**k) < half), half]
-    draws = [side[:size] for both in repeated for size in sizes for side in both]
-    gradients = [
-        validation_gradient(learner, validation, draws[place], train)
-        for place in steps(range(len(draws)), "validation gradients")
-    ]
-    stream = train.since(0)
-    rows: list[list[Tensor]] = [[] for _ in draws]
+    """Training samples, and their alignment with each validation draw.
+
+    The samples are seen anew in each repetition, so that the gradients of one are in memory at a time.
+    """
+    batches = samples // (train.batch * learner.copies)
     known: list[dict[str, Tensor]] = []
-    for step in steps(range(samples // (train.batch * learner.copies)), "alignment of training samples"):
-        look = learner.look(*next(stream), derived_seed(seed, 1, step))
-        for row, v in zip(rows, gradients, strict=True):
-            row.append(learner.alignment(look, v).detach().cpu().double())
-        place = train.order(step // train.steps)[step % train.steps].repeat_interleave(learner.copies, 0)
-        seen = {"place": place, "outputs": look.outputs.double(), **_known(look)}
-        known.append({name: value.detach().cpu() for name, value in seen.items()})
+    alignment: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    for repeat in range(REPEATS):
+        drawn = draws(validation.labels.cpu(), derived_seed(seed, HALVES, repeat))
+        sides = [side for both in drawn.values() for side in both]
+        turn = f"{repeat + 1} of {REPEATS}"
+        gradients = [
+            validation_gradient(learner, validation, sides[place], train)
+            for place in steps(range(len(sides)), f"validation gradients, {turn}")
+        ]
+        rows: list[list[Tensor]] = [[] for _ in sides]
+        stream = train.since(0)
+        for step in steps(range(batches), f"alignment of training samples, {turn}"):
+            look = learner.look(*next(stream), derived_seed(seed, SAMPLES, step))
+            for row, v in zip(rows, gradients, strict=True):
+                row.append(learner.alignment(look, v).detach().cpu().double())
+            if repeat == 0:
+                place = train.places(step).repeat_interleave(learner.copies, 0)
+                seen = {"place": place, "outputs": look.outputs.double(), **_known(look)}
+                known.append({name: value.detach().cpu() for name, value in seen.items()})
+        s = [torch.cat(row) for row in rows]
+        for size, both in zip(drawn, zip(s[::2], s[1::2], strict=True), strict=True):
+            alignment.setdefault(size, []).append(both)
     joined = {name: torch.cat([part[name] for part in known]) for name in known[0]}
-    s = [torch.cat(row) for row in rows]
-    if not all(value.isfinite().all() for value in (*s, *joined.values())):
+    measured = [side for repeated in alignment.values() for both in repeated for side in both]
+    if not all(value.isfinite().all() for value in (*measured, *joined.values())):
         raise ValueError(
             "the run's network or its policy gives numbers that are not finite; there is nothing to diagnose"
         )
-    sampled = iter(s)
-    drawn = [(size, (next(sampled), next(sampled))) for _ in range(REPEATS) for size in sizes]
     place, outputs = joined.pop("place"), joined.pop("outputs")
     if not ((joined["first"] < K) & (joined["second"] < K)).all():
         joined["embedding"] = joined["magnitudes"]  # the paper's has no place for some of the functions
     return Samples(
         known=joined,
         place=place,
-        outputs=None if getattr(learner.policy, "blind", False) else outputs,
-        alignment={size: [both for other, both in drawn if other == size] for size in sizes},
+        outputs=None if is_blind(learner.policy) else outputs,
+        alignment=alignment,
     )
 
 
-def halves(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Two halves without a common image, in an order of which any beginning has the same classes in both.
+def draws(labels: Tensor, seed: int) -> dict[int, tuple[Tensor, Tensor]]:
+    """Two draws without a common image, by their size up to halves; small ones are random, as a policy update's are."""
+    both = halves(labels, seed)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    sizes = takewhile(lambda size: size < len(both[0]), (SMALLEST * 2**k for k in count()))
+    return {size: (order[:size], order[size : 2 * size]) for size in sizes} | {len(both[0]): both}
 
-    Otherwise a draw with more images of a class than another would mostly say that, and two halves the opposite.
+
+def halves(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Two halves without a common image, with the same number of images of each class.
+
+    Of two plain halves one has more of a class and the other less: that would be most of what they say, and the
+    opposite.
     """
-    generator = torch.Generator().manual_seed(seed)
-    classes = torch.randperm(int(labels.max()) + 1, generator=generator)[labels]  # beginnings may be without some
-    order = torch.randperm(len(labels), generator=generator)
-    order = order[classes[order].argsort(stable=True)]
-    classes = classes[order]
-    turn = torch.arange(len(order)) - torch.searchsorted(classes, classes)  # of an image among those of its class
-    by_turn = turn.argsort(stable=True)
-    order, turn, count = order[by_turn], turn[by_turn], torch.bincount(classes)[classes[by_turn]]
-    paired = turn < count - count % 2
-    return order[paired & (turn % 2 == 0)], order[paired & (turn % 2 == 1)]
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    by_class = order[labels[order].argsort(stable=True)]
+    classes = labels[by_class]
+    turn = torch.empty_like(order)  # of an image among those of its class
+    turn[by_class] = torch.arange(len(order)) - torch.searchsorted(classes, classes)
+    number = torch.bincount(labels)[labels]
+    paired = turn < number - number % 2
+    return order[(paired & (turn % 2 == 0))[order]], order[(paired & (turn % 2 == 1))[order]]
 
 
 def _known(look: Observation) -> dict[str, Tensor]:

@@ -41,7 +41,6 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.optim import SGD
 
 from metaaugment.data import Images, dataset
-from metaaugment.data.batches import derived_seed
 from metaaugment.data.splits import Split
 from metaaugment.distributed import total
 from metaaugment.embedding import embed
@@ -49,8 +48,9 @@ from metaaugment.hypergradient import norm
 from metaaugment.learner import Batch, Learner
 from metaaugment.observation import Observation
 from metaaugment.ops import INDEX, MAX_MAGNITUDE
-from metaaugment.policy import PolicyNetwork
+from metaaugment.policy import Around, PolicyNetwork
 from metaaugment.sampler import StillSampler
+from metaaugment.seeds import derived_seed
 from metaaugment.training.folder import write_json
 from metaaugment.training.machine import commit, machine
 from metaaugment.transformation import Transformation
@@ -147,7 +147,7 @@ class Standing(StillSampler):
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
         if n != len(self.transformation):
-            raise ValueError(f"{n} samples, but {len(self.transformation)} transformations stand; give the whole set")
+            raise ValueError(f"{n} samples, but {len(self.transformation)} transformations; give the whole set")
         return self.transformation
 
 
@@ -162,15 +162,8 @@ class SmoothPolicy(PolicyNetwork):
         return self.output(both).sigmoid().squeeze(1)
 
 
-class Unnormalized(nn.Module):
+class Unnormalized(Around):
     """Another policy, whose outputs weigh the losses as Eqs. 2 to 4 are written: P/n, with n of the global batch."""
-
-    def __init__(self, policy: nn.Module) -> None:
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"]) -> Float[Tensor, " n"]:
-        return self.policy(features, embedding)
 
     def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         return outputs / total(torch.full_like(outputs[0], len(outputs)))
@@ -188,7 +181,7 @@ class SmallNetwork(nn.Module):
         return self.output(self.body(images))
 
 
-class Judge(nn.Module):
+class Outputs(nn.Module):
     """P as a function of all it depends on: the policy, and the network it sees through."""
 
     def __init__(self, eyes: SmallNetwork, policy: nn.Module) -> None:
@@ -204,7 +197,7 @@ class Problem:
     """A learner, and the batches that it gets at every step."""
 
     learner: Learner
-    judge: Judge
+    outputs: Outputs
     train: Batch
     val: Batch
 
@@ -221,7 +214,7 @@ class Problem:
         extractor = own if eyes == "own" else None
         learner = Learner(network, sampler, policy, extractor, route="forward", copies=len(FUNCTIONS), prepare=centered)
         learner.alpha.requires_grad_(False)
-        return cls(learner, Judge(extractor or network, policy), train, val)
+        return cls(learner, Outputs(extractor or network, policy), train, val)
 
 
 def of_first_classes(data: Split) -> Batch:
@@ -305,7 +298,7 @@ def squared_norm(parameters: Sequence[nn.Parameter]) -> float:
 @torch.no_grad()
 def outputs(problem: Problem, seen: Observation) -> Float[Tensor, " n"]:
     """P of the samples seen, with w and θ as they are now."""
-    return problem.judge(seen.inputs, embed(seen.transformation).to(seen.inputs.dtype))
+    return problem.outputs(seen.inputs, embed(seen.transformation).to(seen.inputs.dtype))
 
 
 @torch.no_grad()
@@ -326,9 +319,9 @@ Single = Callable[..., Tensor]  # from parameters and what belongs to one sample
 
 def look(problem: Problem, seen: Observation) -> Constants:
     """The constants at w and θ as they are now: the largest over samples."""
-    learner, judge, network = problem.learner, problem.judge, problem.learner.network
+    learner, network = problem.learner, problem.learner.network
     w = {name: parameter.detach() for name, parameter in network.named_parameters()}
-    everything = {name: parameter.detach() for name, parameter in judge.named_parameters()}
+    everything = {name: parameter.detach() for name, parameter in problem.outputs.named_parameters()}
     shared = {name for name in everything if name.startswith("eyes.") and learner.extractor is None}
     of_w, theta = ({n: p for n, p in everything.items() if (n in shared) == part} for part in (True, False))
 
@@ -336,17 +329,17 @@ def look(problem: Problem, seen: Observation) -> Constants:
         return learner.loss(functional_call(network, parameters, (image[None],)), label[None])[0]
 
     def output(parameters: Parameters, image: Tensor, embedding: Tensor) -> Tensor:
-        return functional_call(judge, {**everything, **parameters}, (image[None], embedding[None]))[0]
+        return functional_call(problem.outputs, {**everything, **parameters}, (image[None], embedding[None]))[0]
 
     images, labels = problem.val
     both = (torch.cat([seen.inputs, learner.prepare(images)]), torch.cat([seen.labels, labels]))
-    judged = (seen.inputs, embed(seen.transformation).to(seen.inputs.dtype))
+    weighed = (seen.inputs, embed(seen.transformation).to(seen.inputs.dtype))
     return Constants(
         rho1=gradient_norm(loss, w, *both),
         rho2=hessian_norm(loss, w, *both),
-        delta1=gradient_norm(output, theta, *judged),
-        delta2=hessian_norm(output, theta, *judged),
-        delta1_tilde=gradient_norm(output, of_w, *judged) if of_w else 0.0,
+        delta1=gradient_norm(output, theta, *weighed),
+        delta2=hessian_norm(output, theta, *weighed),
+        delta1_tilde=gradient_norm(output, of_w, *weighed) if of_w else 0.0,
         c1=float(seen.outputs.detach().max()),
         c2=float(vmap(loss, (None, 0, 0))(w, *both).max()),
     )
@@ -383,7 +376,7 @@ def lengths(vectors: Parameters) -> Float[Tensor, " n"]:
 
 
 def study(horizons: Sequence[int], seeds: int, console: Console) -> list[Run]:
-    """All runs one after the other, shortest first, with a bar on a terminal and a line a run elsewhere."""
+    """All runs one after the other, shortest first, with a bar on a terminal and a line per run elsewhere."""
     if len(set(horizons)) < 2 or min(horizons) < 3:
         raise ValueError(
             f"the horizons are {', '.join(map(str, horizons)) or 'none'}; "

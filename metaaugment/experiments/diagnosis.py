@@ -18,12 +18,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from metaaugment.data.batches import Batches, derived_seed, once
+from metaaugment.data.batches import Batches, once
 from metaaugment.data.splits import Split
 from metaaugment.experiments.alignment import REPEATS, SMALLEST, Samples, Steps, collect, halves
 from metaaugment.learner import Learner
 from metaaugment.ops import OPS
 from metaaugment.policy import FeaturePolicy, innermost, seen_by
+from metaaugment.seeds import JUDGES, derived_seed
 from metaaugment.training.evaluation import evaluate
 from metaaugment.training.folder import is_number
 
@@ -83,6 +84,13 @@ class Diagnosis:
     def best(self) -> Correlation:
         return max(self.predicted.values(), key=lambda found: found.mean)
 
+    @property
+    def own(self) -> Correlation:
+        """What the policy's inputs, or a part of them, say."""
+        seen = set(INPUTS[self.sees])
+        among = [found for name, found in self.predicted.items() if set(INPUTS[name]) <= seen]
+        return max(among, key=lambda found: found.mean)
+
     def worth_learning(self, found: Correlation) -> bool:
         """Whether it is no accident, and at least a twenty-fifth of what is not noise: of the variance of s that two
         halves of the validation images have in common."""
@@ -104,19 +112,19 @@ class Diagnosis:
             }
             epoch, step = values.get("epoch"), values.get("step")
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"it is no diagnosis ({type(error).__name__}: {error})") from None
+            raise ValueError(f"it is not a diagnosis ({type(error).__name__}: {error})") from None
         numbers = [plain[name] for name in ("samples", "validation", "accuracy", "chance")]
         numbers += [plain["update"]] if plain["update"] is not None else []
         good = all(is_number(number) and 0 <= number < 1e9 for number in numbers)
         if not noise or not good or plain["sees"] not in list(predicted) or type(plain["learns"]) is not bool:
-            raise ValueError("it is no diagnosis: numbers are missing")
+            raise ValueError("it is not a diagnosis: numbers are missing")
         if not all(value is None or (type(value) is int and 0 <= value < 10**9) for value in (epoch, step)):
-            raise ValueError("it is no diagnosis: its epoch or step is no whole number")
+            raise ValueError("it is not a diagnosis: its epoch or step is not a whole number")
         return cls(**plain, noise=noise, predicted=predicted, captured=captured, epoch=epoch, step=step)
 
     def verdict(self) -> str:
         """In one sentence; the first that applies."""
-        own = self.predicted[self.sees]
+        own = self.own
         if self.accuracy <= self.chance:
             return (
                 f"Nothing can be learned: the network is right on {self.accuracy:.1%} of the validation images, no "
@@ -126,7 +134,7 @@ class Diagnosis:
         if self.half.mean <= max(2 * self.half.error, 0.05):
             return (
                 f"The validation set is too small to tell: two halves of its {self.validation} images agree on which "
-                f"samples help by {self.half} only; hold out more."
+                f"samples help at only {self.half}; hold out more."
             )
         if not self.worth_learning(self.best):
             return (
@@ -137,17 +145,18 @@ class Diagnosis:
             return f"There is something to learn: {self._possible()}; this run has no policy that could."
         if self.worth_learning(self.captured) and self.captured.mean >= 0.5 * own.mean:
             return (
-                f"It {'learned' if self.learns else 'fits'}: its outputs follow the alignment by "
-                f"{self.captured.mean:.2f}, of {own.mean:.2f} that {self._inputs()} can say{self._more()}."
+                f"It {'learned' if self.learns else 'fits'}: its outputs correlate with the alignment at "
+                f"{self.captured.mean:.2f}, of {own.mean:.2f} possible from {self._inputs()}{self._more()}."
             )
-        if not self.worth_learning(own):
-            return (
-                f"Nothing is left to learn from what it sees: {self._inputs()} can say {own} of the alignment; it was "
-                f"never more, or is used up by training{self._more()}."
-            )
-        follow = f"its outputs follow the alignment by {self.captured.mean:.2f}, and {self._possible()}"
+        follow = f"its outputs correlate with the alignment at {self.captured.mean:.2f}, and {self._possible()}"
         if not self.learns:
             return f"It is not learned in this run: {follow}; a policy of the run's own could learn that."
+        if not self.worth_learning(own):
+            way = "" if (more := self._further()) is None else f"; {_let_it_see(more)}"
+            return (
+                f"Nothing is left to learn from what it sees: {own} is possible from {self._inputs()}; it was never "
+                f"more, or training has used it up{self._more()}{way}."
+            )
         return f"It could learn more: {follow}; {self._change()}."
 
     def _inputs(self) -> str:
@@ -156,15 +165,16 @@ class Diagnosis:
         return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
     def _possible(self) -> str:
-        return f"{self._inputs()} can say {self.predicted[self.sees]}{self._more()}"
+        return f"{self.own} is possible from {self._inputs()}{self._more()}"
 
     def _further(self) -> str | None:
-        """What says more than what the policy sees, by more than its error."""
-        own, seen = self.predicted[self.sees], set(self.sees.split(", "))
-        names = [name for name in (CLUES, LABEL) if not set(name.split(", ")) <= seen]
-        name = max(names, key=lambda name: self.predicted[name].mean, default=None)
-        found = None if name is None else self.predicted[name]
-        return name if found is not None and found.mean - own.mean > 2 * max(found.error, own.error) else None
+        """What says more than what the policy sees, and the label more than the loss, by more than their errors."""
+        further, best = None, self.own
+        for name in (CLUES, LABEL):
+            found = self.predicted[name]
+            if found.mean - best.mean > 2 * max(found.error, best.error):
+                further, best = name, found
+        return further
 
     def _more(self) -> str:
         name = self._further()
@@ -175,16 +185,19 @@ class Diagnosis:
     def _change(self) -> str:
         """What is most likely to help."""
         more = self._further()
-        if more is not None and self.predicted[more].mean > 1.5 * max(self.predicted[self.sees].mean, 0.05):
-            policy = "label-policy" if more == LABEL else "clue-policy"
-            return f"let it see more, with --policy-network exponential-{policy}"
+        if more is not None and self.predicted[more].mean > 1.5 * max(self.own.mean, 0.05):
+            return _let_it_see(more)
         sizes = [size for size in self.noise if self.update is not None and size <= self.update]
         if sizes and self.noise[max(sizes)].mean < 0.3 and max(sizes) < max(self.noise):
             return (
-                f"an update by {self.update} validation images is mostly noise: raise --policy-batch, up to all "
+                f"an update with {self.update} validation images is mostly noise: raise --policy-batch, up to all "
                 f"{self.validation}"
             )
         return "raise --policy-lr, or have it learn by regression: --policy-network regressing-exponential-clue-policy"
+
+
+def _let_it_see(more: str) -> str:
+    return f"let it see more, with --policy-network exponential-{'label' if more == LABEL else 'clue'}-policy"
 
 
 def diagnose(
@@ -196,24 +209,28 @@ def diagnose(
     update: int | None = None,
     steps: Steps = lambda loop, what: loop,
 ) -> Diagnosis:
-    """Measure, fit and judge.
+    """Measure what the policy of a learner could learn, and what it has learned.
 
     Args:
-        learner: of the run, in the state that it has come to; nothing of it is changed.
+        learner: the one to diagnose, in its present state; nothing of it is changed.
         train: mini-batches of the training split.
-        samples: how many training samples to look at, about; 2048, or five mini-batches, if not given.
-        update: validation images of a policy update.
+        samples: about how many training samples to look at; by default 2048, or five mini-batches.
+        update: number of validation images per policy update.
     """
     batch = train.batch * learner.copies
     epoch, step = divmod(learner.steps, train.steps)
     samples = max(2048, 5 * batch) if samples is None else samples
     check_enough(validation, samples, batch)
     accuracy, chance = beside_chance(learner, train, validation)
+    if train.reader.unreadable:
+        validation = validation.take(torch.tensor(train.reader.readable(validation, range(len(validation)))))
+        check_enough(validation, samples, batch)
     seen = collect(learner, train, validation, samples, seed, steps)
     predicted: dict[str, list[float]] = {name: [] for name in INPUTS}
     for repeat in steps(range(REPEATS), "what can be predicted"):
+        drawn = derived_seed(seed, JUDGES, repeat)
         for name, inputs in INPUTS.items():
-            predicted[name].append(predictability(seen, inputs, *seen.halves[repeat], derived_seed(seed, 2, repeat)))
+            predicted[name].append(predictability(seen, inputs, *seen.halves[repeat], drawn))
     return Diagnosis(
         samples=len(seen.halves[0][0]),
         validation=len(validation),
@@ -231,7 +248,7 @@ def diagnose(
 
 
 def _seen_by(learner: Learner) -> str:
-    if isinstance(innermost(getattr(learner.policy, "policy", learner.policy)), FeaturePolicy):
+    if isinstance(innermost(learner.policy), FeaturePolicy):
         return "feature"
     return {(): PAPER, ("clues",): CLUES, ("clues", "labels"): LABEL}[seen_by(learner.policy)]
 
@@ -339,7 +356,7 @@ def captured(samples: Samples, seed: int) -> Correlation | None:
         return None
     values = []
     for repeat, (_, other) in enumerate(samples.halves):
-        judge = by_image(samples.place, torch.Generator().manual_seed(derived_seed(seed, 2, repeat)))[2]
+        judge = by_image(samples.place, torch.Generator().manual_seed(derived_seed(seed, JUDGES, repeat)))[2]
         values.append(correlation(samples.outputs[judge], other[judge]))
     return Correlation.of(values)
 
@@ -362,5 +379,5 @@ def standardized(values: Tensor, fit: Tensor) -> Tensor:
 def _number(found: Mapping[str, float]) -> Correlation:
     correlation = Correlation(float(found["mean"]), float(found["deviation"]))
     if not (abs(correlation.mean) <= 1.01 and 0 <= correlation.deviation <= 2):
-        raise ValueError(f"it is no diagnosis: a correlation is {correlation.mean:g} ± {correlation.deviation:g}")
+        raise ValueError(f"it is not a diagnosis: a correlation is {correlation.mean:g} ± {correlation.deviation:g}")
     return correlation

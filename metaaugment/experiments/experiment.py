@@ -19,8 +19,9 @@ from metaaugment.baselines.found import FoundPolicy
 from metaaugment.baselines.rand_augment import further
 from metaaugment.batch_norm import with_global_statistics
 from metaaugment.data import DataSet, augment, dataset
-from metaaugment.data.batches import derived_seed
+from metaaugment.data.dataset import Refused
 from metaaugment.distributed import world_size
+from metaaugment.experiments.flags import flag
 from metaaugment.experiments.methods import METHODS, copies
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
@@ -31,6 +32,7 @@ from metaaugment.networks.pretrained import load_pretrained
 from metaaugment.ops import Space
 from metaaugment.policy import UniformPolicy
 from metaaugment.sampler import FixedSampler, SingleSampler, UniformSampler
+from metaaugment.seeds import DRAWS, INITIAL, derived_seed
 from metaaugment.training.launch import own_device
 from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Phase
@@ -38,8 +40,6 @@ from metaaugment.transfer import LearnedPolicy
 
 # Validation images that are gone through at once, where a mini-batch is not larger.
 PART = 256
-# What a seed is used for; each use has random numbers of its own.
-INITIAL, ORDER, VALIDATION_ORDER, DRAWS, LOOKS = range(5)
 # Data sets whose test images are the same whatever the split's seed is.
 FIXED_TEST = ("cifar10", "cifar100", "imagenet")
 
@@ -184,10 +184,10 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
         name = name or published.fitting(recipe.method, recipe.dataset)
         found = published.find(name)
         if found.system != recipe.method:
-            raise ValueError(f"--policy {recipe.policy} is one of {found.system}; say --method {found.system}")
+            raise ValueError(f"--policy {recipe.policy} is a policy of {found.system}; use --method {found.system}")
     elif recipe.policy is not None:
         if system := published.system_of(recipe.policy):
-            raise ValueError(f"--policy {recipe.policy} is a policy of {system}; say --method {system}")
+            raise ValueError(f"--policy {recipe.policy} is a policy of {system}; use --method {system}")
         policy = LearnedPolicy.load(recipe.policy).to(device)
     with console.status(f"reading {recipe.dataset}"):
         data = data_of(recipe, place)
@@ -201,7 +201,10 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
 
 def data_of(recipe: Recipe, place: Place) -> DataSet:
     """The images that a recipe trains on and is judged by."""
-    data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
+    try:
+        data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
+    except Refused as error:
+        raise ValueError(f"{flag(error.name)} is {error.value}; {error.allowed}") from None
     return data.rehearsal(recipe.held_back, recipe.split_seed) if recipe.held_back else data
 
 
@@ -219,7 +222,7 @@ def _check_unseen(recipe: Recipe, learned: object) -> None:
     if found[1] != recipe.split_seed and recipe.dataset not in FIXED_TEST:
         raise ValueError(
             f"--split-seed is {recipe.split_seed}, but --policy {recipe.policy} was learned on {recipe.dataset} with "
-            f"{found[1]}, and has seen images that are test images now; say --split-seed {found[1]}"
+            f"{found[1]}, and has seen images that are test images now; use --split-seed {found[1]}"
         )
 
 

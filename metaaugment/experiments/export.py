@@ -8,7 +8,7 @@ import torch
 
 from metaaugment.experiments.methods import METHODS
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.results import judge
+from metaaugment.experiments.results import accuracy_key
 from metaaugment.features import feature_dim
 from metaaugment.learner import Learner
 from metaaugment.networks import network
@@ -56,7 +56,7 @@ def _provenance(folder: Path, recipe: Recipe, state: dict[str, Any]) -> dict[str
         "recipe": recipe.to_json(),
         "epoch": state["epoch"],
         "data": state["identity"]["data"],
-        judge(known): known.get(judge(known)),
+        accuracy_key(known): known.get(accuracy_key(known)),
         "val_accuracy": known.get("val_accuracy"),
         "machine": known.get("machine") or machine("cpu"),
         "commit": known.get("commit") or commit(),

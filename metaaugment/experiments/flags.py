@@ -52,5 +52,5 @@ def check_agreement(folder: Path, asked: Any, default: Any, recorded: Any, said:
         if (wish != getattr(default, name) or name in said) and wish != found:
             raise ValueError(
                 f"{flag(name)} is {wish!r}, but {folder} was begun with {found!r}; "
-                "leave the flag away, or begin another one with --out"
+                "leave out the flag, or begin another one with --out"
             )

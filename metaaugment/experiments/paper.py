@@ -1,4 +1,4 @@
-"""Every row of the paper's tables as a recipe, and two for data of one's own.
+"""Every row of the paper's tables as a recipe, and two others.
 
 Numbers are those of the paper's appendix; `tests/test_recipes.py` holds each of them against it. What the paper leaves
 open is said in docs/decisions.md.
@@ -24,7 +24,7 @@ def digits() -> Recipe:
 
 
 def folder() -> Recipe:
-    """Not in the paper: images of your own, one folder a class, split into train, val and test or by a seed.
+    """Not in the paper: images of your own, one folder per class, split into train, val and test or by a seed.
 
     Run: metaaugment train folder --data DIR --network resnet-50. Time: that of your images.
     """
@@ -39,7 +39,7 @@ def cifar10_wrn_28_10() -> Recipe:
     """Table 1. Paper: 97.76 ± 0.04, baseline 96.1.
 
     Run: metaaugment train cifar10-wrn-28-10.
-    Time: about 15 s an epoch on one H200, by its bare step of 40 ms.
+    Time: about 15 s per epoch on one H200, by its bare step of 40 ms.
     """
     return Recipe(
         name="cifar10-wrn-28-10", dataset="cifar10", network="wrn-28-10",
@@ -53,7 +53,7 @@ def cifar10_wrn_40_2() -> Recipe:
     """Table 1. Paper: 96.79 ± 0.06, baseline 94.7.
 
     Run: metaaugment train cifar10-wrn-40-2.
-    Time: 5.9 s an epoch on one H200, measured over five; the baseline 2.0 s.
+    Time: 5.9 s per epoch on one H200, measured over five; the baseline 2.0 s.
     """
     return replace(cifar10_wrn_28_10(), name="cifar10-wrn-40-2", network="wrn-40-2")
 
@@ -93,7 +93,7 @@ def cifar10_pyramidnet() -> Recipe:
 
 
 def cifar10_wrn_28_10_mt() -> Recipe:
-    """Table 2, four transformations a sample. Paper: 98.26 ± 0.02.
+    """Table 2, four transformations per sample. Paper: 98.26 ± 0.02.
 
     Run: metaaugment train cifar10-wrn-28-10-mt.
     Time: not measured.
@@ -105,7 +105,7 @@ def cifar100_wrn_28_10() -> Recipe:
     """Table 1. Paper: 83.79 ± 0.11, baseline 81.2.
 
     Run: metaaugment train cifar100-wrn-28-10.
-    Time: about 15 s an epoch on one H200, by its bare step of 40 ms.
+    Time: about 15 s per epoch on one H200, by its bare step of 40 ms.
     """
     return replace(cifar10_wrn_28_10(), name="cifar100-wrn-28-10", dataset="cifar100", epochs=200, window=20)
 
@@ -114,7 +114,7 @@ def cifar100_wrn_40_2() -> Recipe:
     """Table 1. Paper: 80.60 ± 0.16, baseline 74.0.
 
     Run: metaaugment train cifar100-wrn-40-2.
-    Time: not measured; CIFAR-10 takes 5.9 s an epoch on one H200.
+    Time: not measured; CIFAR-10 takes 5.9 s per epoch on one H200.
     """
     return replace(cifar10_wrn_40_2(), name="cifar100-wrn-40-2", dataset="cifar100")
 
@@ -140,7 +140,7 @@ def cifar100_pyramidnet() -> Recipe:
 
 
 def cifar100_wrn_28_10_mt() -> Recipe:
-    """Table 2, four transformations a sample. Paper: 85.21 ± 0.09.
+    """Table 2, four transformations per sample. Paper: 85.21 ± 0.09.
 
     Run: metaaugment train cifar100-wrn-28-10-mt.
     Time: not measured.
@@ -172,7 +172,7 @@ def omniglot_wrn_40_2() -> Recipe:
 def imagenet_resnet_50() -> Recipe:
     """Table 4. Paper: 79.74 ± 0.08 (top-5 94.64 ± 0.03), baseline 76.3 (93.1).
 
-    40 epochs with random transformations, 40 with the policy, 40 under it frozen; four transformations a sample.
+    40 epochs with random transformations, 40 with the policy, 40 under it frozen; four transformations per sample.
     Run: metaaugment train imagenet-resnet-50.
     Time: not measured.
     """

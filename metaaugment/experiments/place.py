@@ -2,11 +2,12 @@
 
 import os
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from metaaugment.experiments.flags import flags
+from metaaugment.experiments.recipe import Recipe
 
 MAX_WORKERS = 128
 MOST_READERS = 16  # where nobody says how many
@@ -17,25 +18,25 @@ class Place:
     """Where a run happens and what it leaves; nothing that is part of the experiment."""
 
     data: Path | None = None
-    """Folder of the data; $METAAUGMENT_DATA or ~/.cache/metaaugment if not given."""
+    """Folder of the data; by default $METAAUGMENT_DATA or ~/.cache/metaaugment."""
     out: Path | None = None
-    """Folder of the run, which must be new; named after recipe, method and seed if not given."""
+    """Folder of the run, which must be new; by default named after recipe, method and seed."""
     resume: Path | None = None
-    """Folder of a run to go on with, under the settings it began with."""
+    """Folder of a run to continue, with the settings it began with."""
     device: str | None = None
-    """cpu or cuda; cuda where there is one if not given."""
+    """cpu or cuda; by default cuda if available."""
     precision: Literal["bf16", "float32", "float64"] | None = None
-    """Of passes through the networks; bf16 on GPUs, float32 elsewhere if not given. float64 is to compare runs by."""
+    """Precision of the networks; bf16 on a GPU, else float32. float64 is for comparing runs."""
     deterministic: bool = False
-    """Whether a GPU gives the same run bit for bit, which takes longer; the CPU always does."""
+    """Make a run on a GPU reproducible bit for bit, which is slower; on a CPU it always is."""
     capture: bool = True
-    """Whether steps on a GPU are replayed as CUDA graphs."""
+    """Replay steps on a GPU as CUDA graphs."""
     workers: int | None = None
-    """Processes that read image files, and as many again during evaluation; one a core, at most 16, if not given."""
+    """Processes that read image files, and as many again during evaluation; by default one per core, at most 16."""
     corrupt: Literal["error", "skip"] = "error"
-    """What happens to image files that cannot be read; those skipped are counted."""
+    """Stop at image files that cannot be read, or skip and count them."""
     tensorboard: bool = False
-    """Also write the log for TensorBoard, into the folder of the run."""
+    """Also write the log for TensorBoard, in the folder of the run."""
 
     def check(self) -> None:
         if self.workers is not None and not 0 <= self.workers <= MAX_WORKERS:
@@ -50,10 +51,24 @@ class Place:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return max(1, min(MOST_READERS, cores // processes))
 
+    def folder(self, recipe: Recipe, among: str) -> Path:
+        """Of a run or a search; where none is named, one among the others."""
+        return self.resume or self.out or Path(among) / f"{recipe.name}-{recipe.method}-seed{recipe.seed}"
+
+    def resumed(self, what: str, record: str) -> Path:
+        """The folder to go on in, which must hold the record that a run or a search begins with."""
+        folder = self.resume
+        assert folder is not None
+        if self.out is not None and self.out != folder:
+            raise ValueError(f"--out is {self.out}, but --resume continues in {folder}; leave out --out")
+        if not (folder / record).exists():
+            raise ValueError(f"{folder} is not a {what}: it has no {record}; begin one with --out {folder}")
+        return folder
+
     def command(self, recipe: str, out: Path, **changed: Any) -> str:
-        """What goes on with a run in `out` as it was going on here."""
+        """The command that continues a run in `out` as it ran here."""
         return shlex.join(["metaaugment", "train", recipe, *replace(self, **changed).flags(), "--resume", str(out)])
 
     def flags(self) -> list[str]:
         """All but the folder of the run, which differs from one to the next."""
-        return flags(self, Place(), ("data", "device", "precision", "deterministic", "workers", "corrupt"))
+        return flags(self, Place(), (field.name for field in fields(self) if field.name not in ("out", "resume")))

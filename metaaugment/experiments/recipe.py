@@ -14,124 +14,125 @@ from metaaugment.experiments.methods import METHODS, SAMPLERS
 from metaaugment.hypergradient import ROUTES
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import MAX_MAGNITUDE, SPACES
-from metaaugment.policy import POLICIES
+from metaaugment.policy import KINDS, POLICIES, seen_by
 
 MOST_COPIES = 1024  # the paper has 4, and adversarial AutoAugment 8
 # Of rates, as networks have single precision, which ends at 3e38; and of counts, as JSON has whole numbers of any size.
-LARGEST = 1e30
+MAX_SETTING = 1e30
 
 
 @dataclass(frozen=True)
 class Recipe:
     name: Annotated[str, tyro.conf.Suppress]
-    """What the run is called."""
+    """Name of the run."""
     dataset: str
     """digits, cifar10, cifar100, omniglot, imagenet or folder."""
     network: str
     """Name of the task network."""
     method: str = "metaaugment"
-    """Which augmentation: baseline, randaugment, trivialaugment, autoaugment, faa, pba, dada, advaa or metaaugment."""
+    """Augmentation: baseline, randaugment, trivialaugment, autoaugment, faa, pba, dada, advaa or metaaugment."""
     seed: int = 0
-    """Of everything random in training."""
+    """Seed of everything random in training."""
     policy: Path | None = None
-    """What to train under: a learned policy, or for autoaugment, faa, pba and dada one of theirs, a file or a name."""
+    """Policy to train under: a learned policy's file, or for autoaugment, faa, pba and dada a file or a name."""
     pretrained: Path | None = None
-    """Weights that the task network starts from, as a safetensors file."""
+    """Initial weights of the task network, a safetensors file."""
 
     # The task network
     epochs: int = 200
-    """How often the training images are gone through."""
+    """Passes over the training images."""
     batch: int = 128
     """Images in a mini-batch."""
     lr: float = 0.1
-    """Learning rate at the start, falling to 0 along a cosine."""
+    """Initial learning rate; it falls to 0 along a cosine."""
     warmup_epochs: int = 0
-    """Epochs in which the learning rate first rises, on a straight line."""
+    """Epochs at the start in which the learning rate rises linearly."""
     warmup_lr: float = 0.0
-    """Where that line starts."""
+    """Learning rate at the start of the warm-up."""
     momentum: float = 0.9
-    """Of SGD."""
+    """Momentum of SGD."""
     nesterov: bool = False
-    """Whether it is Nesterov's."""
+    """Use Nesterov momentum."""
     weight_decay: float = 5e-4
-    """Of all parameters."""
+    """Weight decay, on all parameters."""
     clip: float | None = None
-    """Largest norm of the gradient; a longer one is shortened to it."""
+    """Clip the gradient to this norm."""
     label_smoothing: float = 0.0
-    """Share of a label spread over all classes."""
+    """Share of each label that is spread over all classes."""
     copies: int = 1
-    """Transformations drawn for each image of a mini-batch; the paper's MT has 4."""
+    """Transformations drawn per image of a mini-batch; the paper's MT has 4."""
     local_statistics: bool = False
-    """Whether batch statistics are those of each process's part of a mini-batch, not of the whole."""
+    """Compute batch statistics on each process's part of a mini-batch instead of the whole."""
 
     num_ops: int | None = None
-    """Functions an image gets, of randaugment as it was published; the paper's own form if not given."""
+    """Functions per image, for randaugment as published; without it, the paper's variant."""
     magnitude: float | None = None
-    """Their common magnitude, 0 to 10."""
+    """Their magnitude, 0 to 10 (with --num-ops)."""
 
     # The policy
     policy_network: str = "policy-network"
-    """What weights samples. policy-network is the paper's; feature-policy does not see the transformation; clue-policy
-    also sees loss, probability and entropy, label-policy the label as well. In front of these: exponential- does not
-    saturate; rejecting- leaves out samples below the mean; regressing-exponential- predicts the alignment."""
+    """The policy that weights samples. policy-network is the paper's; feature-policy does not see the transformation;
+    clue-policy also sees loss, probability and entropy, and label-policy the label as well. As prefixes of these,
+    exponential- does not saturate, rejecting- leaves out samples below the mean, and regressing-exponential- predicts
+    the alignment."""
     sharpness: float = 1.0
-    """By how much the logarithm of a weight grows with each deviation of the alignment that regressing- predicts."""
+    """How much a weight's logarithm grows per standard deviation of the alignment that regressing- predicts."""
     extractor: Literal["shared", "own"] = "shared"
-    """Through what the policy sees: the task network, or a network of its own, learned with it."""
+    """Network that gives the policy its features: the task network, or one of its own, learned with it."""
     learn_alpha: bool = True
-    """Whether the inner step size is learned."""
+    """Learn the inner step size."""
     policy_batch: int = 128
-    """Validation images of a policy update; more than 256, or a mini-batch, are gone through in parts."""
+    """Validation images per policy update; more than 256, or than a mini-batch, are processed in chunks."""
     policy_optimizer: Literal["sgd", "adam"] = "sgd"
-    """What learns the policy network and alpha; adam does without the momentum."""
+    """Optimizer of the policy network and alpha; adam does not use --policy-momentum."""
     policy_lr: float = 1e-3
-    """Learning rate of the policy network and of alpha, fixed."""
+    """Learning rate of the policy network and alpha, constant."""
     policy_momentum: float = 0.9
-    """Of their SGD."""
+    """Momentum of the policy's SGD."""
     policy_weight_decay: float = 5e-4
-    """Of both."""
+    """Weight decay on the policy network and alpha."""
     policy_clip: float | None = None
-    """Largest norm of their gradient."""
+    """Clip their gradient to this norm."""
     alpha: float = 0.1
-    """Where the inner step size starts."""
+    """Initial inner step size."""
     transformations: Literal["pairs", "singles"] = "pairs"
-    """What is drawn for a sample: pairs of functions as in the paper, or single ones."""
+    """What is drawn per sample: pairs of functions, as in the paper, or single ones."""
     epsilon: float = 0.1
     """Share of uniform sampling in the distribution over transformations."""
     window: int = 50
-    """Epochs whose outputs of the policy network make this distribution."""
+    """Epochs of policy outputs that the distribution is estimated from."""
     route: str = "difference"
     """How the alignment is computed: difference, forward or unrolled."""
     lagged: bool = False
-    """Whether the task network is updated one policy step behind, which is cheaper."""
+    """Update the task network with weights that are one policy step old, which is cheaper."""
     every: int = 1
     """Steps from one policy update to the next."""
     random_epochs: int = 0
-    """Epochs at the start with random transformations and equal weights."""
+    """Epochs at the start with uniform transformations and equal weights."""
     frozen_epochs: int = 0
-    """Epochs at the end under the policy learned so far, frozen."""
+    """Epochs at the end under the frozen policy."""
     transfer: bool = False
-    """Whether the paper trains this row by transfer, so that metaaugment needs --policy FILE."""
+    """The paper trains this row by transfer, so metaaugment needs --policy FILE."""
 
     # The data
     size: int | None = None
-    """Side of an image in pixels; the data set's own if not given."""
+    """Side of an image in pixels; by default the data set's own."""
     per_class: int | None = None
-    """Train on this many images of each class only."""
+    """Train on only this many images per class."""
     split_seed: int = 0
-    """Of the splits, which all methods and seeds share."""
+    """Seed of the splits, shared by all methods and seeds."""
     held_back: float = 0.0
-    """Share of the validation images that stand in for the test images, which are then not looked at."""
+    """Share of the validation images to use in place of the test images, which are then not looked at."""
     flip: bool = False
-    """Whether a fair coin exchanges left and right."""
+    """Flip left and right with probability 1/2."""
     crop: int = 0
-    """Pixels of padding around a random crop ahead of the transformation."""
+    """Pixels of padding for a random crop before the transformation."""
     baseline_crop: int = 0
     """The same for the baseline, which has no transformation."""
     cutout: int = 0
-    """Side of the square that Cutout fills behind the transformation; the baseline has none."""
+    """Side of the square that Cutout fills after the transformation; the baseline has none."""
     space: str = "metaaugment"
-    """What a magnitude means: a name that `metaaugment ops --space` knows."""
+    """Space that defines what a magnitude means; `metaaugment ops --space NAME` prints one."""
 
     @property
     def learns(self) -> bool:
@@ -148,23 +149,24 @@ class Recipe:
             one_of(getattr(self, name), allowed, flag(name))
         self._refuse("split_seed", 0 <= self.split_seed < 2**32, f"0 to {2**32 - 1}")
         for name in ("epochs", "batch", "copies", "policy_batch", "window", "every"):
-            good = 1 <= getattr(self, name) < LARGEST
-            self._refuse(name, good, f"a whole number of at least 1, and below {LARGEST:g}")
+            good = 1 <= getattr(self, name) < MAX_SETTING
+            self._refuse(name, good, f"a whole number of at least 1, and below {MAX_SETTING:g}")
         self._refuse("copies", self.copies <= MOST_COPIES, f"at most {MOST_COPIES:,}")
         for name in ("warmup_epochs", "random_epochs", "frozen_epochs", "seed"):
-            self._refuse(name, 0 <= getattr(self, name) < LARGEST, f"0 or more, and below {LARGEST:g}")
+            self._refuse(name, 0 <= getattr(self, name) < MAX_SETTING, f"0 or more, and below {MAX_SETTING:g}")
         for name in ("crop", "baseline_crop", "cutout"):
             self._refuse(name, 0 <= getattr(self, name) < 2**16, "0 or more, and less than 65,536")
         for name in ("lr", "warmup_lr", "weight_decay", "policy_lr", "policy_weight_decay", "alpha"):
-            self._refuse(name, 0 <= getattr(self, name) < LARGEST, f"a number of 0 or more, and below {LARGEST:g}")
+            good = 0 <= getattr(self, name) < MAX_SETTING
+            self._refuse(name, good, f"a number of 0 or more, and below {MAX_SETTING:g}")
         for name in ("momentum", "policy_momentum", "label_smoothing"):
             self._refuse(name, 0 <= getattr(self, name) < 1, "0 or more, and less than 1")
         for name in ("clip", "policy_clip", "size", "per_class"):
-            good = getattr(self, name) is None or 0 < getattr(self, name) < LARGEST
-            self._refuse(name, good, f"above 0, and below {LARGEST:g}")
+            good = getattr(self, name) is None or 0 < getattr(self, name) < MAX_SETTING
+            self._refuse(name, good, f"above 0, and below {MAX_SETTING:g}")
         self._refuse("sharpness", 0 < self.sharpness <= 5, "above 0, and at most 5")
-        sees_more = self.policy_network.endswith(("clue-policy", "label-policy"))
-        self._refuse("extractor", self.extractor == "shared" or not sees_more,
+        _, _, kind = POLICIES[self.policy_network]
+        self._refuse("extractor", self.extractor == "shared" or not seen_by(KINDS[kind]),
                      f"shared for {self.policy_network}, which sees how sure the task network is")  # fmt: skip
         self._refuse("transformations", self.transformations == "pairs" or self.method == "metaaugment",
                      f"pairs for --method {self.method}, which draws its own")  # fmt: skip
@@ -173,7 +175,7 @@ class Recipe:
         self._refuse("nesterov", not self.nesterov or self.momentum > 0, "with --momentum above 0 only")
         self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than the {self.epochs} epochs")
         if self.policy is not None and self.method != "metaaugment" and not METHODS[self.method].found:
-            raise ValueError(f"--policy is {self.policy}, which --method {self.method} does not use; leave one away")
+            raise ValueError(f"--policy is {self.policy}, which --method {self.method} does not use; leave out one")
         self._check_randaugment()
         if self.method == "metaaugment":
             learning = self.epochs - self.random_epochs - self.frozen_epochs
@@ -190,7 +192,7 @@ class Recipe:
             return
         for name in ("num_ops", "magnitude"):
             used = self.method == "randaugment" or getattr(self, name) is None
-            self._refuse(name, used, f"left away for --method {self.method}; it is randaugment's")
+            self._refuse(name, used, f"left out for --method {self.method}; only randaugment uses it")
         for name, other in (("num_ops", "magnitude"), ("magnitude", "num_ops")):
             if getattr(self, other) is None:
                 raise ValueError(
@@ -228,7 +230,7 @@ def check_kinds(what: str, cls: type, values: Mapping[str, Any]) -> None:
     """Refuse JSON values that the fields of a dataclass cannot have."""
     for field in fields(cls):
         if field.name in values and not _fits(values[field.name], field.type):
-            raise ValueError(f"the {what} field {field.name!r} is {values[field.name]!r}, which it cannot be")
+            raise ValueError(f"the {what} field {field.name!r} is {values[field.name]!r}, which is not a valid value")
 
 
 def _fits(value: object, kind: Any) -> bool:

@@ -23,11 +23,11 @@ from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.machine import choose_device
-from metaaugment.training.progress import duration
+from metaaugment.training.progress import duration, number_of
 
 # Trainings that share a GPU: on an H200 four of WRN-40-2 took 0.65 of the time of one after the other.
 AT_ONCE = {"cuda": 4, "cpu": 1}
-LOOK = 0.2  # seconds between looks at those under way
+LOOK_EVERY = 0.2  # seconds between looks at those under way
 NEWS = 60.0  # seconds between lines on how far they are
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -213,7 +213,7 @@ def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequen
     """Runs whose result is missing: those begun first, then one seed after the other; a folder of others is refused."""
     known = {entry.name for row in rows for entry in row.entries}
     if unknown := [name for name in entries if name not in known]:
-        raise ValueError(f"--methods has {unknown[0]!r}; choose of {', '.join(sorted(known))}")
+        raise ValueError(f"--methods has {unknown[0]!r}; choose from {', '.join(sorted(known))}")
     jobs = [
         Job(row, entry, seed, epochs, where)
         for seed in range(seeds) for row in rows for entry in row.entries if not entries or entry.name in entries
@@ -241,7 +241,7 @@ class Queue:
         with Interruption() as interruption:
             try:
                 while self._begin() or self.live:
-                    time.sleep(LOOK)
+                    time.sleep(LOOK_EVERY)
                     self._collect()
                     now = time.monotonic()
                     if now - told > NEWS:
@@ -265,7 +265,7 @@ class Queue:
                 self.waiting.remove(job)
                 if not job.begun:
                     job.beside.unlink(missing_ok=True)  # of a run that was moved away
-                self._say(f"{job.row.recipe} {job.name} {'goes on' if job.begun else 'begins'}")
+                self._say(f"{job.row.recipe} {job.name} {'continues' if job.begun else 'begins'}")
                 self.live[job] = job.start()
         for job in self.live:
             job.shares(len(self.live))
@@ -289,7 +289,7 @@ class Queue:
         job.keep()
         self.kept += 1
         result = run_folder.read_json(job.result)
-        accuracy = result[results.judge(result)]
+        accuracy = result[results.accuracy_key(result)]
         self._say(f"{job.row.recipe} {job.name}: {accuracy:.2%}")
 
     def held_up(self, report: Path) -> dict[Job, str]:
@@ -362,8 +362,8 @@ def reproduce(
         left, took = len(queue.waiting), duration(time.monotonic() - began)
         held_up = queue.held_up(report)
         console.print(
-            f"{queue.kept} runs finished in {took}, {len(queue.failed)} failed, {left} left"
-            + (": the same command goes on" if left > len(held_up) else "")
+            f"{number_of('run', queue.kept)} finished in {took}, {len(queue.failed)} failed, {left} left"
+            + (": run the same command to continue" if left > len(held_up) else "")
             + (f"; {report} was not written: {unwritten}" if unwritten else "")
             + (f"; {report}" if not left and not unwritten and report.exists() else ""),
             *held_up.values(), sep="\n", highlight=False, soft_wrap=True, markup=False,

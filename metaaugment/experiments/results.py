@@ -28,14 +28,14 @@ def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
 def _result(file: Path) -> Result:
     """What a file says of its run, where it says all that a table needs."""
     result = run_folder.read_json(file)
-    for key in (judge(result), "epochs", "seconds", "images_per_second"):
+    accuracy = accuracy_key(result)
+    for key in (accuracy, "epochs", "seconds", "images_per_second"):
         value = result.get(key)
         if not run_folder.is_number(value) or value < 0:
             raise ValueError(f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a number; take an intact copy")
-    if result[judge(result)] > 1:
+    if result[accuracy] > 1:
         raise ValueError(
-            f"{file} is damaged: its {judge(result)} is {result[judge(result)]}, not a share of 0 to 1; "
-            "take an intact copy"
+            f"{file} is damaged: its {accuracy} is {result[accuracy]}, not a share of 0 to 1; take an intact copy"
         )
     for key in ("epochs", "side_by_side"):
         value = result.get(key, 1)
@@ -52,15 +52,16 @@ def _result(file: Path) -> Result:
 
 def _check_alike(file: Path, first: Result, result: Result) -> None:
     """Refuse a mean over figures that are not of the same thing."""
-    if judge(result) != judge(first):
-        raise ValueError(f"{file} has a {judge(result)}, but the first of its entry a {judge(first)}; move it away")
+    one, other = accuracy_key(result), accuracy_key(first)
+    if one != other:
+        raise ValueError(f"{file} has a {one}, but the first of its entry a {other}; move it away")
     if result["epochs"] != first["epochs"]:
         raise ValueError(
             f"{file} is of {result['epochs']} epochs, but the first of its entry of {first['epochs']}; move it away"
         )
 
 
-def judge(result: Result) -> str:
+def accuracy_key(result: Result) -> str:
     """What a run has its accuracy under: that on the test images, or on validation images that were held back."""
     return "held_back_accuracy" if "held_back_accuracy" in result else "test_accuracy"
 
@@ -70,7 +71,7 @@ def markdown(folder: Path) -> str:
     lines = [
         "# Results",
         "",
-        "Made by `metaaugment reproduce` from the files under `results/`, one a run; nothing is typed by hand.",
+        "Made by `metaaugment reproduce` from the files under `results/`, one per run; nothing is typed by hand.",
         "Accuracy in percent after the last epoch, on the test images but for rehearsals, mean ± standard deviation",
         "over seeds. Time is that of training; where several runs shared a GPU it says how many, and is not the time",
         "of a run alone.",
@@ -94,7 +95,7 @@ def _table(row: str, entries: dict[str, list[Result]]) -> list[str]:
         beside = "" if shared == [1] else f" ({'–'.join(map(str, shared))} at once)"
         cells = (
             name,
-            spread([100 * result[judge(result)] for result in results]),
+            spread([100 * result[accuracy_key(result)] for result in results]),
             str(len(results)),
             paper(row, name) or "–",
             str(results[0]["epochs"]),

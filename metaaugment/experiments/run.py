@@ -13,15 +13,17 @@ from rich.console import Console
 from torch.optim import SGD
 
 from metaaugment.data import CorruptImage, DataSet, ImageFiles
-from metaaugment.data.batches import Batches, Reader, derived_seed, on_device, once, own_part
+from metaaugment.data.batches import Batches, Reader, on_device, once, own_part
 from metaaugment.distributed import everyone, first, highest, rank, world_size
-from metaaugment.experiments.experiment import LOOKS, ORDER, VALIDATION_ORDER, Experiment, clipped, prepare
-from metaaugment.experiments.flags import check_agreement, flag
+from metaaugment.experiments.experiment import Experiment, clipped, prepare
+from metaaugment.experiments.flags import check_agreement
+from metaaugment.experiments.methods import copies
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.results import judge
+from metaaugment.experiments.results import accuracy_key
 from metaaugment.ops import find_space
+from metaaugment.seeds import LOOKS, ORDER, VALIDATION_ORDER, derived_seed
 from metaaugment.training import checkpoint, faults
 from metaaugment.training import folder as run_folder
 from metaaugment.training.evaluation import Score, evaluate
@@ -29,7 +31,7 @@ from metaaugment.training.interruption import Interrupted
 from metaaugment.training.launch import launch, restarted
 from metaaugment.training.look import Look
 from metaaugment.training.machine import commit, deterministic, machine
-from metaaugment.training.progress import Bar, Lines, TensorBoard, duration
+from metaaugment.training.progress import Bar, Lines, TensorBoard, duration, number_of
 from metaaugment.training.schedule import cosine
 from metaaugment.training.trainer import Phase, Trainer, Watcher
 
@@ -45,7 +47,7 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
     place = first(lambda: _again(recipe, place))
     recipe, resumed = first(lambda: _recorded(recipe, place, said))
     experiment = prepare(recipe, place, console)
-    out = _folder(recipe, place)
+    out = place.folder(recipe, "runs")
     watchers: list[Watcher] = []
     if rank() == 0:
         watchers += [Bar(console) if console.is_terminal else Lines(console)]
@@ -67,19 +69,16 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
                 score = evaluate(experiment.network, test, experiment.prepare())
         except Interrupted:
             console.print(
-                f"stopped after epoch {training.epoch}, step {training.step}; nothing is lost, go on with: "
+                f"stopped after epoch {training.epoch}, step {training.step}; nothing is lost, continue with: "
                 f"{place.command(recipe.name, out)}",
                 highlight=False,
             )
             highest(0)  # a launcher ends the others as soon as one of them has ended
             raise
         except CorruptImage as error:
-            # Its own advice, to remove the file, would make the data others than those that the run began with.
-            why = str(error).split("; remove it")[0]
-            if place.corrupt == "skip":
-                raise
+            # Removed, it would make the data others than those that the run began with.
             raise ValueError(
-                f"{why}; leave it out, and go on, with: {place.command(recipe.name, out, corrupt='skip')}"
+                f"{error}; leave it out and continue with: {place.command(recipe.name, out, corrupt='skip')}"
             ) from None
         except (OSError, MemoryError, RuntimeError, EOFError) as error:
             if (sentence := _in_words(error, recipe, place, out)) is None:
@@ -93,13 +92,9 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
 
 def _again(recipe: Recipe, place: Place) -> Place:
     """Where a launcher has started the same run again, it goes on; a folder that was there before stays refused."""
-    out = _folder(recipe, place)
+    out = place.folder(recipe, "runs")
     begun = restarted() and place.resume is None and run_folder.last_locked(out) == launch()
     return replace(place, resume=out, out=None) if begun and (out / run_folder.RECIPE).exists() else place
-
-
-def _folder(recipe: Recipe, place: Place) -> Path:
-    return place.resume or place.out or Path("runs") / f"{recipe.name}-{recipe.method}-seed{recipe.seed}"
 
 
 def _enter(out: Path, recipe: Recipe, resumed: bool, stack: contextlib.ExitStack) -> dict[str, Any] | None:
@@ -115,23 +110,25 @@ def _enter(out: Path, recipe: Recipe, resumed: bool, stack: contextlib.ExitStack
 
 def _in_words(error: Exception, recipe: Recipe, place: Place, out: Path) -> Exception | None:
     """A fault of the machine as a sentence that says how the run goes on; None for any other."""
-    kept = "all up to the last checkpoint is kept" if (out / checkpoint.LAST).exists() else "there is no checkpoint yet"
+    written = (out / checkpoint.LAST).exists()
+    kept = "everything up to the last checkpoint is kept" if written else "there is no checkpoint yet"
     command = place.command(recipe.name, out)
     if memory := faults.full_memory(error):
-        names = ["batch"] + ["copies"] * (recipe.copies > 1) + ["policy_batch"] * recipe.learns
-        words = [f"{flag(name)} {getattr(recipe, name)}" for name in names]
+        words = [f"--batch {recipe.batch}"]
+        words += [f"--copies {copies(recipe)}"] * (copies(recipe) > 1)  # the method's, where the recipe has none
+        words += [f"--policy-batch {recipe.policy_batch}"] * recipe.learns
         full = f"{memory} with {' and '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"
         if rank() == 0 and run_folder.give_up(out, run_folder.RECIPE):
             return ValueError(f"{full}; begin again with less: nothing was trained yet")
         return ValueError(
-            f"{full}; {kept}: where there is more memory, or by more processes, go on with: {command}; "
+            f"{full}; {kept}: with more memory, or with more processes, continue with: {command}; "
             "or begin another run with less, and another --out"
         )
     if lost := faults.lost_reader(error):
         fewer = place.command(recipe.name, out, workers=place.readers // 2)
-        return ValueError(f"{lost}, as happens where memory is short; {kept}, go on with fewer of them: {fewer}")
+        return ValueError(f"{lost}, as happens when memory is short; {kept}, continue with fewer of them: {fewer}")
     if isinstance(error, OSError) and error.errno is not None and (out / run_folder.RECIPE).exists():
-        way = f"{error.strerror}; {kept}, go on when that is mended with: {command}"
+        way = f"{error.strerror}; {kept}; once that is fixed, continue with: {command}"
         return OSError(error.errno, way, error.filename)
     return None
 
@@ -156,7 +153,7 @@ def trainer(
     looked_at = Batches(batches.split, recipe.batch, derived_seed(recipe.seed, LOOKS), device, Reader(0, reader.skip))
     digits = place.precision or ("bf16" if device.type == "cuda" else "float32")
     if (digits == "float64") != (experiment.dtype == torch.float64):
-        raise ValueError("--precision is float64, which only metaaugment train has; leave it away, or choose float32")
+        raise ValueError("--precision is float64, which only metaaugment train has; leave it out, or choose float32")
     half = partial(torch.autocast, device.type, torch.bfloat16)
     precision = half if digits == "bf16" else contextlib.nullcontext
     optimizer = SGD(
@@ -222,17 +219,11 @@ def _recorded(recipe: Recipe, place: Place, said: Collection[str]) -> tuple[Reci
     """The recipe of a run to be resumed; what was asked for besides must agree with it."""
     if place.resume is None:
         return recipe, False
-    if place.out is not None and place.out != place.resume:
-        raise ValueError(f"--out is {place.out}, but --resume goes on in {place.resume}; leave --out away")
-    file = place.resume / run_folder.RECIPE
-    if not file.exists():
-        raise ValueError(
-            f"{place.resume} is no run: it has no {run_folder.RECIPE}; begin one with --out {place.resume}"
-        )
-    recorded = read_recipe(file)
+    folder = place.resumed("run", run_folder.RECIPE)
+    recorded = read_recipe(folder / run_folder.RECIPE)
     if recorded.name != recipe.name:
-        raise ValueError(f"{place.resume} is a run of {recorded.name}, not of {recipe.name}; name that recipe")
-    check_agreement(place.resume, recipe, RECIPES[recipe.name](), recorded, said)
+        raise ValueError(f"{folder} is a run of {recorded.name}, not of {recipe.name}; name that recipe")
+    check_agreement(folder, recipe, RECIPES[recipe.name](), recorded, said)
     return recorded, True
 
 
@@ -262,7 +253,7 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
     if data.note:
         console.print(data.note, highlight=False, soft_wrap=True)
     if resumed:
-        console.print(f"going on after epoch {trainer.epoch}, step {trainer.step}", highlight=False)
+        console.print(f"continuing after epoch {trainer.epoch}, step {trainer.step}", highlight=False)
 
 
 def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: int, out: Path) -> dict[str, Any]:
@@ -304,13 +295,14 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: 
 
 def conclude(result: dict[str, Any], out: Path, console: Console) -> None:
     if result["unreadable_files"]:
-        console.print(f"{result['unreadable_files']} image files could not be read and were skipped", highlight=False)
-    accuracy = judge(result)
-    words = "test accuracy" if accuracy == "test_accuracy" else "accuracy on what was held back"
+        skipped = number_of("image file", result["unreadable_files"])
+        console.print(f"skipped {skipped} that could not be read", highlight=False)
+    accuracy = accuracy_key(result)
+    words = "test accuracy" if accuracy == "test_accuracy" else "accuracy on held-back images"
     top5 = accuracy.replace("accuracy", "top5")
     further = f", top-5 {result[top5]:.2%}" if result["recipe"]["dataset"] == "imagenet" else ""
     console.print(
-        f"{words} {result[accuracy]:.2%}{further} after {result['epochs']} epochs in "
+        f"{words} {result[accuracy]:.2%}{further} after {number_of('epoch', result['epochs'])} in "
         f"{duration(result['seconds'])}; {out / run_folder.RESULT}",
         highlight=False,
         soft_wrap=True,

@@ -81,10 +81,10 @@ def _mt(figure: str = "") -> Entry:
     return Entry("metaaugment-mt-fast", {"method": "metaaugment", "copies": 4, **FAST}, figure)
 
 
-def _under(row: str, entry: str = "metaaugment-fast", figure: str = "") -> Entry:
+def _under(row: str, figure: str = "") -> Entry:
     """Transfer: under the policy of the first seed of another row's, or of this one's, joint training."""
     network = row.split("-", 1)[1]
-    return Entry(f"transfer-{network}", {"method": "metaaugment"}, figure, (row, entry))
+    return Entry(f"transfer-{network}", {"method": "metaaugment"}, figure, (row, "metaaugment-fast"))
 
 
 # The paper's ablations, of the fast joint training. The policy's rate grows with the steps between its updates.
@@ -97,9 +97,9 @@ CHANGED = (
     *(_changed(f"every-{every}", every=every, policy_lr=1e-3 * every) for every in (1, 4, 16)),
 )
 
-# What might learn more than the paper's: a wider space, where more has to be weighed; one function instead of two; weights
-# alone, with functions drawn uniformly; more to see; weights by the predicted alignment; more, or all, of the validation
-# images in each update.
+# What might learn more than the paper's: a wider space, where more has to be weighed; one function instead of two;
+# weights alone, with functions drawn uniformly; more to see; weights by the predicted alignment; more, or all, of the
+# validation images in each update.
 WIDE: dict[str, Any] = {"space": "trivialaugment-wide"}
 SINGLE: dict[str, Any] = {**WIDE, "transformations": "singles"}
 PREDICTING: dict[str, Any] = {"policy_network": "regressing-exponential-clue-policy", "policy_batch": 1000}
@@ -209,7 +209,7 @@ def find_rows(names: tuple[str, ...]) -> list[Row]:
             ]  # fmt: skip
         if not found:
             choice = ", ".join(dict.fromkeys((*TABLES, *ROWS, *COMPARISONS)))
-            raise ValueError(f"unknown table, row or comparison {name!r}; choose of {choice}")
+            raise ValueError(f"unknown table, row or comparison {name!r}; choose from {choice}")
         for row in found:
             before = rows[row.recipe].entries if row.recipe in rows else ()
             once = {entry.name: entry for entry in (*before, *row.entries)}

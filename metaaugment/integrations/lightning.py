@@ -41,8 +41,8 @@ class JointTraining(Module):
 
     Batches are uint8 images and labels; the learner's `prepare` normalises them. p is updated at the end of an epoch,
     learning rates are scheduled, and the learner's state is part of the checkpoint. The trainer's steps are those of
-    the task network. The policy learns from the trainer's validation batches, over and over: what is then measured on
-    them is not held out any more. Define `policy_dataloader` to give it others.
+    the task network. The policy learns from the trainer's validation batches, over and over, so they are no longer held
+    out. Define `policy_dataloader` to give it others.
     """
 
     learner: Learner
@@ -54,7 +54,7 @@ class JointTraining(Module):
         self._policy_batches: Iterator[Batch] = iter(())
 
     def policy_dataloader(self) -> Iterable[Batch]:
-        """The batches that the policy learns from, as `val_dataloader` has those for validation."""
+        """The batches that the policy learns from; by default those of `val_dataloader`."""
         loaders = self.trainer.val_dataloaders
         if not loaders:
             raise ValueError(
@@ -124,7 +124,7 @@ class JointTraining(Module):
         for config in self.trainer.lr_scheduler_configs:
             if isinstance(config.scheduler, ReduceLROnPlateau):
                 raise ValueError(
-                    "ReduceLROnPlateau looks at what validation found, which comes later; leave it out of "
+                    "ReduceLROnPlateau needs a validation metric, which comes later; leave it out of "
                     "configure_optimizers and step it in on_validation_epoch_end"
                 )
             if config.interval == interval and done % config.frequency == 0:
@@ -132,7 +132,7 @@ class JointTraining(Module):
 
 
 class Transfer(Module):
-    """Makes the training step of a LightningModule one under a learned policy.
+    """Makes a LightningModule train under a learned policy.
 
         class Classifier(Transfer, LightningModule):
             def __init__(self, policy):
@@ -143,7 +143,7 @@ class Transfer(Module):
             def forward(self, images): ...
             def configure_optimizers(self): ...
 
-    Batches are uint8 images and labels; define `prepare` and `losses` for other than the usual ones.
+    Batches are uint8 images and labels; define `prepare` and `losses` to replace the defaults.
     """
 
     policy: LearnedPolicy
@@ -161,7 +161,7 @@ class Transfer(Module):
         return images / 255
 
     def losses(self, logits: Tensor, labels: Tensor) -> Float[Tensor, " n"]:
-        """One loss a sample."""
+        """One loss per sample."""
         return F.cross_entropy(logits.float(), labels, reduction="none")
 
     def on_fit_start(self) -> None:

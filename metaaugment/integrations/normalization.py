@@ -23,7 +23,7 @@ class Normalization:
     """From uint8 to (x / 255 − mean) / std, a channel; `undo` goes back, exactly or not at all.
 
     Args:
-        mean, std: as the library that normalises has them, for pixels in [0, 1], one number a channel.
+        mean, std: as the library that normalises has them, for pixels in [0, 1], one number per channel.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -31,7 +31,7 @@ class Normalization:
         finite = all(map(math.isfinite, (*self.mean, *self.std))) and all(value > 0 for value in self.std)
         if not finite or not len(self.mean) == len(self.std) > 0:
             raise ValueError(
-                f"mean is {self.mean} and std {self.std}; both have one finite number a channel, deviations above 0"
+                f"mean is {self.mean} and std {self.std}; both need one finite number per channel, std above 0"
             )
         # In this order of operations float32 is bit for bit what timm's prefetcher gives.
         self.shift = torch.tensor([value * 255 for value in self.mean])[:, None, None]
@@ -86,7 +86,7 @@ class Normalization:
         wrong = ~((images >= low) & (images <= high))
         if wrong.any():
             raise ValueError(
-                f"the images hold {images[wrong][0].item():.6g}, which is no uint8 pixel normalised with mean "
+                f"the images hold {images[wrong][0].item():.6g}, which is not a uint8 pixel normalised with mean "
                 f"{self.mean} and std {self.std}; give the ones they were normalised with, in float32, and change "
                 "nothing after it (random erasing, mixup)"
             )
@@ -96,7 +96,7 @@ class Normalization:
         if (normalized[..., 1:] <= normalized[..., :-1]).any():
             raise ValueError(
                 f"with mean {self.mean} and std {self.std} some pixels are the same number in {dtype}, and cannot be "
-                "told apart; hand over float32 images"
+                "told apart; pass float32 images"
             )
 
 

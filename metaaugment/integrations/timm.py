@@ -18,18 +18,18 @@ class PolicyMixup:
         images, targets = mixup_fn(images, labels)
         loss = SoftTargetCrossEntropy()(model(images), targets)
 
-    Images are as timm's loader hands them over, normalised; they are turned back into their pixels for the policy.
-    Cross-entropy is linear in the target: targets are one-hot, smoothed as timm does it, times n·V, so that the mean of
-    `SoftTargetCrossEntropy` is Σ V_i L_i. This holds for no other loss of timm's; with several processes, whose
-    gradients are averaged, n is that of all of them.
+    Images are normalised, as timm's loader yields them; they are converted back to pixels for the policy.
+    Cross-entropy is linear in the target: targets are one-hot, smoothed as in timm, times n·V, so that the mean of
+    `SoftTargetCrossEntropy` is Σ V_i L_i. This holds for no other loss of timm. With several processes, whose
+    gradients are averaged, n counts the images of all of them.
 
-    timm's own script calls a `mixup_fn` under --no-prefetcher only, and then needs `SoftTargetCrossEntropy` for its
-    loss; a loop of one's own calls it on what `PrefetchLoader` yields. Random erasing, which comes before, must be off.
+    timm's own script calls a `mixup_fn` only with --no-prefetcher, and then needs `SoftTargetCrossEntropy` as its loss;
+    a loop of your own calls it on what `PrefetchLoader` yields. Random erasing, which comes before, must be off.
 
     Args:
-        policy: the learned one.
+        policy: the learned policy.
         mean, std: of the loader, as in its data config.
-        num_classes, label_smoothing: as of `timm.data.Mixup`.
+        num_classes, label_smoothing: as for `timm.data.Mixup`.
     """
 
     def __init__(

@@ -13,14 +13,14 @@ MODES = ("L", "RGB")  # of Pillow's: grey, and three colors
 
 
 class PolicyTransform(nn.Module):
-    """Draws two functions by a policy's p and applies them: its half that looks at no image, for loader workers.
+    """Draws two functions by a policy's p and applies them: the part of a policy that does not look at the image.
 
         v2.Compose([v2.RandomHorizontalFlip(), PolicyTransform(policy), v2.ToImage(), v2.ToDtype(torch.float32, True)])
 
-    An image is Pillow's (grey or RGB), or a tensor [c, h, w] in uint8 or floating point in [0, 1], a `tv_tensors.Image`
-    too; what comes back is of the same kind, and bit for bit what `apply` gives. In a batch [n, c, h, w] each image has
-    its own draw. What else is handed in behind it, a label, comes back as it is. Draws are from torch's own generator,
-    which a loader seeds in its workers. torchvision itself is not needed.
+    An image is a Pillow image (grey or RGB), or a tensor [c, h, w] in uint8 or floating point in [0, 1], including a
+    `tv_tensors.Image`; the result is of the same kind, and bit for bit what `apply` gives. In a batch [n, c, h, w] each
+    image has its own draw. Further arguments, such as a label, are returned as they are. Draws are from torch's own
+    generator, which a loader seeds in its workers. torchvision itself is not needed.
     """
 
     def __init__(self, policy: LearnedPolicy) -> None:
@@ -43,7 +43,7 @@ class PolicyTransform(nn.Module):
         if plain.is_floating_point() and plain.numel() and not (plain.amin() >= 0 and plain.amax() <= 1):
             raise ValueError(
                 f"the image holds values from {plain.amin():g} to {plain.amax():g}; floating point is in [0, 1] here: "
-                "put PolicyTransform ahead of Normalize"
+                "put PolicyTransform before Normalize"
             )
         augmented = self._augment_batch(plain) if plain.ndim == 4 else self._augment_batch(plain[None])[0]
         return augmented.as_subclass(type(image))

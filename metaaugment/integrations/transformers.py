@@ -23,13 +23,13 @@ class Transfer(Trainer):
 
         trainer = PolicyTrainer(model, arguments, policy=policy, processing_class=image_processor, train_dataset=…)
 
-    For image classification with class numbers as labels. `pixel_values` are normalised, as an image processor gives
-    them; they are turned back into their pixels for the policy. Losses are cross-entropies, with the arguments'
+    For image classification with class numbers as labels. `pixel_values` are normalised, as an image processor
+    returns them; they are converted back to pixels for the policy. Losses are cross-entropies, with the arguments'
     `label_smoothing_factor`. Evaluation is the Trainer's own.
 
     Args:
-        policy: the learned one.
-        mean, std: of `pixel_values`; if not given, the image processor's, handed in as `processing_class`.
+        policy: the learned policy.
+        mean, std: of `pixel_values`; by default those of the image processor, passed as `processing_class`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Transfer(Trainer):
         super().__init__(*args, **kwargs)
         if self.compute_loss_func is not None:
             raise ValueError(
-                "the policy weights one loss a sample, and compute_loss_func gives one in all; leave it out"
+                "the policy weights one loss per sample, but compute_loss_func returns a single one; leave it out"
             )
         # To the Trainer each loss is then the mean of its batch, to be divided by the number of accumulated batches.
         self.model_accepts_loss_kwargs = False

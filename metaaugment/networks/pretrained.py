@@ -14,7 +14,7 @@ def load_pretrained(net: nn.Module, file: Path) -> bool:
     try:
         weights = load_file(file)
     except SafetensorError as error:
-        raise ValueError(f"--pretrained {file} is no safetensors file ({error})") from None
+        raise ValueError(f"--pretrained {file} is not a safetensors file ({error})") from None
     own = net.state_dict()
     head = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)][-1]
     fresh = [f"{head}.{part}" for part in ("weight", "bias")]
@@ -32,6 +32,6 @@ def load_pretrained(net: nn.Module, file: Path) -> bool:
                 "name the network that it was made with by --network"
             )
     if unknown := sorted(weights.keys() - own.keys()):
-        raise ValueError(f"--pretrained {file} has {unknown[0]}, which the network has not; choose another --network")
+        raise ValueError(f"--pretrained {file} has {unknown[0]}, which the network lacks; choose another --network")
     net.load_state_dict(weights, strict=False)
     return not fresh

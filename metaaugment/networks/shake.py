@@ -23,7 +23,7 @@ class Shaking(nn.Module):
 
 
 class ShakeShake(Shaking):
-    """Two branches mixed by random coefficients, others forward than backward (Gastaldi, 2017), one pair a sample.
+    """Two branches mixed by random coefficients, others forward than backward (Gastaldi, 2017), one pair per sample.
 
     Where it stands still it takes a half of each, the expectation of both coefficients.
     """
@@ -39,8 +39,8 @@ class ShakeDrop(Shaking):
     """One branch that is kept with probability p, and otherwise shaken (Yamada et al., 2018).
 
     Forward it is multiplied by b + α − bα, backward by b + β − bβ, with α from [−1, 1] and β from [0, 1]. The gate b is
-    drawn once a mini-batch, as in the authors' code; α and β once a sample, as in AutoAugment's. The authors draw these
-    once an element, with which a step of PyramidNet-272 takes 1.7 times as long.
+    drawn once per mini-batch, as in the authors' code; α and β once per sample, as in AutoAugment's. The authors draw
+    these once per element, with which a step of PyramidNet-272 takes 1.7 times as long.
 
     Where it stands still it is multiplied by p, the expectation of the forward coefficient. That of the backward one is
     (1 + p) / 2, but a gradient by it would not be that of the loss the network then has.

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 class SmallCNN(nn.Module):
     """Three convolutions with batch normalisation, the mean over positions, one linear layer."""
 
-    def __init__(self, num_classes: int, channels: int = 3, width: int = 32) -> None:
+    def __init__(self, num_classes: int, channels: int = 3) -> None:
         super().__init__()
-        widths = (channels, width, 2 * width, 4 * width)
+        widths = (channels, 32, 64, 128)
         self.body = nn.Sequential(
             *(
                 layer

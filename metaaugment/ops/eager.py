@@ -1,4 +1,4 @@
-"""One function a sample in plain PyTorch: the batch is split by function, each part goes through its kernel."""
+"""One function per sample in plain PyTorch: the batch is split by function, each part goes through its kernel."""
 
 import torch
 from jaxtyping import Float, Int, Shaped, UInt8

@@ -1,4 +1,4 @@
-"""One function a sample on a GPU: two Triton launches a function, whatever the mixture of functions in the batch.
+"""One function per sample on a GPU: two Triton launches per function, whatever the mixture of functions in the batch.
 
 The first launch makes the tables of the point functions, which need sums over the image; the second computes pixels.
 A program works on one image, so the function is a scalar to it and each `if` below is a true branch. Results equal

@@ -89,7 +89,7 @@ class Space:
 
 @cache
 def level_table(space: Space, device: torch.device) -> Float[Tensor, "ops 7"]:
-    """One row a function, in the order of the table of functions; zeros where a function takes no magnitude."""
+    """One row per function, in the order of the table of functions; zeros where a function takes no magnitude."""
     none = Level(slope=0.0).row()
     rows = [space.levels[op.name].row() if op.magnitude else none for op in OPS]
     return torch.tensor(rows, dtype=torch.float64, device=device)

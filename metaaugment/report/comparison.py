@@ -4,11 +4,13 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.results import spread
 from metaaugment.report.runs import Run
 from metaaugment.report.seen import printable
@@ -30,7 +32,8 @@ class Group:
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """In the order of the runs; labels say what tells groups of a recipe and method apart."""
+    """In the order of the runs; labels say what tells groups of a recipe and method apart, where it is not the recipe's
+    own value."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(_key(run), []).append(run)
@@ -61,16 +64,26 @@ def _label(group: Sequence[Run], members: Sequence[Sequence[Run]]) -> str:
         key for key in run.recipe
         if key != "seed" and _differ([run, *like, *(beside if key in (*IMAGES, "epochs") else ())], key)
     ]  # fmt: skip
-    settings = [_setting(run, key) for key in keys if run.recipe[key] is not None or key in NONE]
+    own = _own(run)
+    settings = [_setting(run, key) for key in keys if key not in own or run.recipe[key] != own[key]]
     alone = len(like) > 1 and not keys  # then it is the images that differ, or are not known
     if alone or any(_other_images(run, other) and not _differ([run, other], *IMAGES) for other in beside):
         settings.append("unfinished" if run.result is None else f"data {printable(_fingerprint(run))}")
     return " · ".join([run.name, run.method, *settings])
 
 
+def _own(run: Run) -> dict[str, Any]:
+    """The values that the recipe of this name has itself, which need not be said; of another name, any recipe's."""
+    if run.name in RECIPES:
+        return RECIPES[run.name]().to_json()
+    return {field.name: field.default for field in fields(Recipe) if field.default is not MISSING}
+
+
 def _setting(run: Run, key: str) -> str:
-    value = run.recipe[key]
-    return NONE[key] if value is None else f"{key.replace('_', ' ')} {printable(value)}"
+    value, name = run.recipe[key], key.replace("_", " ")
+    if value is None or value is False:
+        return NONE.get(key, f"no {name}")
+    return name if value is True else f"{name} {printable(value)}"
 
 
 def _differ(runs: Sequence[Run], *keys: str) -> bool:
@@ -125,7 +138,7 @@ def table(together: Sequence[Group]) -> list[Line]:
         lines.append(
             Line(
                 group.label,
-                spread(test) if test else f"none; {spread(held_back)} on what was held back" if held_back else "–",
+                spread(test) if test else f"none; {spread(held_back)} on held-back images" if held_back else "–",
                 spread(last) if last else "–",
                 f"{len(runs)}" + (" (some twice)" if len(runs) > len(seeds) else ""),
                 _epochs(runs),

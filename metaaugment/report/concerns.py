@@ -46,7 +46,7 @@ def policy_idle(run: Run) -> str | None:
     if run.learns and _never_updated(run):
         return (
             "Policy idle: it was never updated, so its weights are those it began with (α is the same in every epoch). "
-            "Look whether --policy-lr is 0, or --every larger than the number of steps."
+            "Check whether --policy-lr is 0, or --every larger than the number of steps."
         )
     share = _late(run.values("effective_samples")[_learning(run)])
     if not share > UNIFORM:
@@ -118,8 +118,8 @@ def steps_skipped(run: Run) -> str | None:
         return None
     first = run.epochs[np.isfinite(run.values("skipped"))][int((skipped > 0).argmax())]
     return (
-        f"Non-finite steps skipped: {skipped.max():.0f} gradients were not finite and had no effect, the first in "
-        f"epoch {first}. A lower learning rate, or float32 instead of bf16, may help."
+        f"Non-finite steps skipped: {skipped.max():.0f} so far, the first in epoch {first}. A gradient that is not "
+        "finite has no effect. A lower learning rate, or float32 instead of bf16, may help."
     )
 
 

@@ -1,8 +1,9 @@
-"""Pictures over epochs: the figures of the log, a line a run, and how the weights spread."""
+"""Pictures over epochs: the figures of the log, a line per run, and how the weights spread."""
 
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -30,7 +31,7 @@ WITH_POLICY = ("alpha", "effective_samples")
 
 @drawn
 def over_epochs(together: Sequence[Group], key: str, legend: bool = True) -> Picture:
-    """A figure of the log by epoch: a color a group, a line a run."""
+    """A figure of the log by epoch: a color per group, a line per run."""
     title, reading = READINGS[key]
     legend = legend and len(together) > 1
     figure = Figure(figsize=(SIZE[0], SIZE[1] + (0.18 * len(together) if legend else 0)), layout="constrained")
@@ -40,8 +41,8 @@ def over_epochs(together: Sequence[Group], key: str, legend: bool = True) -> Pic
         for number, run in enumerate(group.runs):
             values = run.values(key)
             axes.plot(
-                run.epochs, values, color=COLORS[place % len(COLORS)], marker="." if len(values) < 3 else "",
-                linestyle=("-", "--", ":")[place // len(COLORS) % 3], alpha=1 if number == 0 else 0.55,
+                run.epochs, values, color=COLORS[place % len(COLORS)], marker="o" if len(values) < 3 else "",
+                markersize=4, linestyle=("-", "--", ":")[place // len(COLORS) % 3], alpha=1 if number == 0 else 0.55,
                 label=group.label if number == 0 else None,
             )  # fmt: skip
             everything += values[np.isfinite(values)].tolist()
@@ -53,11 +54,19 @@ def over_epochs(together: Sequence[Group], key: str, legend: bool = True) -> Pic
         axes.set_ylim(bottom=min(0, *everything) if everything else 0)
     if key == "effective_samples":
         axes.set_ylim(0, 1.04)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="epoch", title=title)
+    _epoch_axis(axes, [int(epoch) for group in together for run in group.runs for epoch in run.epochs])
+    axes.set(title=title)
     if legend:
         figure.legend(loc="outside lower left", fontsize=7)
     return Picture(key, title, reading, f"{title} by epoch: {'; '.join(words)}.", figure)
+
+
+def _epoch_axis(axes: Axes, epochs: Sequence[int]) -> None:
+    """Epochs are whole numbers, also where there is one."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if len(set(epochs)) == 1:
+        axes.set_xlim(epochs[0] - 0.5, epochs[0] + 0.5)
+    axes.set(xlabel="epoch")
 
 
 def _course(run: Run, key: str) -> str:
@@ -77,23 +86,26 @@ def _course(run: Run, key: str) -> str:
 
 @drawn
 def weight_spread(run: Run) -> Picture:
-    """The quantiles of the weights of a mini-batch by epoch."""
+    """The quantiles of the weights of a mini-batch by epoch; of a single epoch, across its place on the axis."""
     epochs, quantiles = run.quantiles
+    alone = len(epochs) == 1
+    x, y = (epochs[0] + np.array([-0.25, 0.25]), quantiles.repeat(2, 0)) if alone else (epochs, quantiles)
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
     for low, high, strength in ((0, 6, 0.18), (1, 5, 0.28), (2, 4, 0.45)):
-        axes.fill_between(epochs, quantiles[:, low], quantiles[:, high], color=COLORS[0], alpha=strength, linewidth=0)
-    axes.plot(epochs, quantiles[:, 3], color=INK, marker="." if len(epochs) < 3 else "")
+        axes.fill_between(x, y[:, low], y[:, high], color=COLORS[0], alpha=strength, linewidth=0)
+    axes.plot(x, y[:, 3], color=INK)
     axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    title = "Weights over time"
-    axes.set(xlabel="epoch", ylabel="weight, 1 is the mean", title=title)
+    _epoch_axis(axes, epochs.tolist())
+    title = f"Weights after epoch {epochs[0]}" if alone else "Weights over time"
+    axes.set(ylabel="weight, 1 is the mean", title=title)
     last = quantiles[-1]
+    before = f"; after epoch {epochs[0]} nine tenths were {quantiles[0][1]:.2f} to {quantiles[0][5]:.2f}"
     words = (
         f"Weights of a mini-batch after epoch {epochs[-1]}: median {last[3]:.2f}, half of them {last[2]:.2f} to "
-        f"{last[4]:.2f}, nine tenths {last[1]:.2f} to {last[5]:.2f}, all {last[0]:.2f} to {last[6]:.2f}; after epoch "
-        f"{epochs[0]} nine tenths were {quantiles[0][1]:.2f} to {quantiles[0][5]:.2f}."
+        f"{last[4]:.2f}, nine tenths {last[1]:.2f} to {last[5]:.2f}, all {last[0]:.2f} to {last[6]:.2f}"
+        f"{'' if alone else before}."
     )
     reading = "The line is the median; the bands hold half, nine tenths and all of the samples of a mini-batch."
     return Picture("weights", title, reading, words, figure)

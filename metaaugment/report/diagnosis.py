@@ -1,9 +1,12 @@
 """What a diagnosis found, in words and as a picture."""
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from metaaugment.experiments.diagnosis import Diagnosis
 from metaaugment.report.picture import COLORS, INK, Picture, drawn
+
+PREDICTED, NOISE = "What can be predicted", "How far two draws agree"
 
 
 def in_words(found: Diagnosis) -> list[str]:
@@ -24,39 +27,73 @@ def in_words(found: Diagnosis) -> list[str]:
 
 @drawn
 def picture(found: Diagnosis, done: int | None = None) -> Picture:
-    """What can be predicted beside what is captured, and the noise of the validation images.
+    """What can be predicted beside what is captured, and the noise of the validation images: both, for a file.
 
     Args:
         done: epochs that the run has by now; a diagnosis that is older says so.
     """
     figure = Figure(figsize=(8.8, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    names = list(found.predicted)[::-1]
-    values = [found.predicted[name] for name in names]
-    left.barh(
-        range(len(names)), [v.mean for v in values], xerr=[v.deviation for v in values], color=COLORS[0], ecolor=INK
-    )
-    left.set_yticks(range(len(names)), names)
-    left.grid(axis="y", visible=False)
-    if found.captured is not None:
-        left.axvline(found.captured.mean, color=COLORS[1], label="the policy's outputs")
-        left.legend(loc="lower right", fontsize=8)
-    left.set(title="What can be predicted, from what", xlabel="correlation with the alignment")
-    sizes = list(found.noise)
-    noise = list(found.noise.values())
-    right.errorbar(sizes, [v.mean for v in noise], [v.deviation for v in noise], marker="o", color=COLORS[2])
-    right.set(title="How far two draws agree", xlabel="validation images of a draw", xscale="log", ylim=(None, 1.02))
-    right.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7)
-    right.minorticks_off()
-    captured = "" if found.captured is None else f" The policy's outputs have {found.captured}."
+    _draw_predicted(left, found)
+    _draw_noise(right, found)
     reading = found.verdict()
     if found.epoch is not None and done is not None and found.epoch < done:
         reading = f"Measured after epoch {found.epoch}, and the run has {done} by now: {reading}"
-    words = (
-        f"{reading} Correlations with the alignment, "
-        + "; ".join(f"from {name} {value}" for name, value in found.predicted.items())
-        + f".{captured} Two draws of validation images agree by "
-        + "; ".join(f"{value.mean:.2f} at {size:,} images" for size, value in found.noise.items())
-        + "."
-    )
+    words = f"{reading} {_predicted_words(found)} {_noise_words(found)}"
     return Picture("diagnosis", "Does it learn, and could it learn more?", reading, words, figure)
+
+
+@drawn
+def panels(found: Diagnosis) -> list[Picture]:
+    """The same one by one, to stand beside each other on a page and below each other on a phone."""
+    left, right = (Figure(figsize=(4.4, 3.1), layout="constrained") for _ in range(2))
+    _draw_predicted(left.subplots(), found)
+    _draw_noise(right.subplots(), found)
+    captured = "" if found.captured is None else " The line is what the policy's outputs have of it by now."
+    return [
+        Picture(
+            "predicted", PREDICTED,
+            "From what is named on the left, on other samples, with the deviation over halves of the validation images."
+            f"{captured}",
+            _predicted_words(found), left,
+        ),
+        Picture(
+            "noise", NOISE, "Near 1, as many validation images as these say which samples help; near 0, they do not.",
+            _noise_words(found), right,
+        ),
+    ]  # fmt: skip
+
+
+def _draw_predicted(axes: Axes, found: Diagnosis) -> None:
+    names = list(found.predicted)[::-1]
+    values = [found.predicted[name] for name in names]
+    axes.barh(
+        range(len(names)), [v.mean for v in values], xerr=[v.deviation for v in values], color=COLORS[0], ecolor=INK
+    )
+    axes.set_yticks(range(len(names)), names)
+    axes.grid(axis="y", visible=False)
+    axes.set(title=PREDICTED, xlabel="correlation with the alignment")
+    if found.captured is not None:
+        axes.axvline(found.captured.mean, color=COLORS[1], label="the policy's outputs")
+        axes.legend(loc="upper right", bbox_to_anchor=(1, -0.18), borderaxespad=0, fontsize=8)  # below all bars
+
+
+def _draw_noise(axes: Axes, found: Diagnosis) -> None:
+    sizes, noise = list(found.noise), list(found.noise.values())
+    axes.errorbar(sizes, [v.mean for v in noise], [v.deviation for v in noise], marker="o", color=COLORS[2])
+    axes.set(title=NOISE, xlabel="validation images of a draw", xscale="log", ylim=(None, 1.02))
+    # The last is half of the validation images, and may be so near to the one before that their names would overlap.
+    named = [size for size in sizes if size == max(sizes) or 2 * size <= max(sizes)]
+    axes.set_xticks(named, [f"{size:,}" for size in named], fontsize=8)
+    axes.minorticks_off()
+
+
+def _predicted_words(found: Diagnosis) -> str:
+    said = "; ".join(f"from {name} {value}" for name, value in found.predicted.items())
+    captured = "" if found.captured is None else f" The policy's outputs have {found.captured}."
+    return f"Correlations with the alignment, {said}.{captured}"
+
+
+def _noise_words(found: Diagnosis) -> str:
+    said = "; ".join(f"{value.mean:.2f} at {size:,} images" for size, value in found.noise.items())
+    return f"Two draws of validation images agree by {said}."

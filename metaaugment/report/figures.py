@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from metaaugment.data.files import CorruptImage, middle, read_image
 from metaaugment.ops import OPS, PAPER_OPS, Space, find_space
+from metaaugment.report.picture import show
 from metaaugment.sealed import write_atomically
+from metaaugment.source import Source
 from metaaugment.transfer import LearnedPolicy
 from metaaugment.transformation import Transformation, apply
 
@@ -47,13 +51,21 @@ def weighted_samples(
     for half, part, name in zip(halves, (order, order.flip(0)), ("high", "low"), strict=True):
         half.suptitle(f"{name} weights", fontsize=10)
         for axis, place in zip(half.subplots(2, columns).flat, part[: 2 * columns].tolist(), strict=True):
-            picture = images[place].expand(3, -1, -1).permute(1, 2, 0).cpu()
-            axis.imshow(picture.numpy(), interpolation="nearest")
-            axis.set(xticks=[], yticks=[])
+            show(axis, images[place])
             weight = float(weights[place]) * len(weights)
             words = "\n".join(describe(transformation[place], space, images.shape[-1]))
             axis.set_title(f"{weight:.2f}\n{words}", fontsize=6.5)
     return figure
+
+
+def photos(files: Sequence[Path], source: Source) -> UInt8[Tensor, "n c h w"]:
+    """The middle of each picture, of the size and the channels that a policy was learned on."""
+    try:
+        views = [middle(read_image(file), source.size[0]) for file in files]
+    except CorruptImage as error:
+        raise ValueError(f"{error}; leave it out") from None
+    images = torch.stack([torch.from_numpy(np.array(view)).permute(2, 0, 1).contiguous() for view in views])
+    return images if source.channels == 3 else images.float().mean(1, keepdim=True).to(torch.uint8)
 
 
 def copies(
@@ -66,8 +78,7 @@ def copies(
         augmented = apply(image.expand(count, -1, -1, -1), t, policy.space, policy.source.fill)
         weights = policy.weights(augmented, t) * count
         for axis, picture in zip(row, (image, *augmented), strict=True):
-            axis.imshow(picture.expand(3, -1, -1).permute(1, 2, 0).numpy(), interpolation="nearest")
-            axis.set(xticks=[], yticks=[])
+            show(axis, picture)
         row[0].set_title("original", fontsize=6.5)
         for place, axis in enumerate(row[1:]):
             words = "\n".join(describe(t[place], policy.space, image.shape[-1]))

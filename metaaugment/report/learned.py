@@ -9,8 +9,18 @@ from matplotlib.figure import Figure
 
 from metaaugment.ops import MAX_MAGNITUDE, OPS, PAPER_OPS
 from metaaugment.report import figures
-from metaaugment.report.picture import COLORS, INK, Picture, drawn, tint
-from metaaugment.report.preferences import BINS, Mean, by_class, by_function, by_magnitude, extremes, ranked, single
+from metaaugment.report.picture import COLORS, INK, PAPER, Picture, drawn, show, tint
+from metaaugment.report.preferences import (
+    BINS,
+    ENOUGH,
+    Mean,
+    by_class,
+    by_function,
+    by_magnitude,
+    extremes,
+    ranked,
+    single,
+)
 from metaaugment.report.seen import Seen
 from metaaugment.training.look import CONTRASTS
 
@@ -103,38 +113,45 @@ def _magnitude_words(means: Sequence[Mean]) -> str:
 
 @drawn
 def classes(seen: Seen) -> Picture | None:
-    """Mean weights of classes under functions, as multiples of what a function gets over all classes; none where no
-    class has enough samples."""
+    """Mean weights of classes under any function and under each, as multiples of what all classes get there; none where
+    there is no class to show."""
     found = by_class(seen)
     if not found.labels:
         return None
-    names = [OPS[function].name for function in found.functions]
-    figure = Figure(figsize=(4.9, 1.5 + 0.22 * len(found.labels)), layout="constrained")
+    names = ["any function", *(OPS[function].name for function in found.functions)]
+    relative = np.column_stack([[mean.weight for mean in found.means], found.relative])
+    figure = Figure(figsize=(4.9, (1.5 if found.functions else 0.2) + 0.22 * len(found.labels)), layout="constrained")
     axes = figure.subplots()
-    reach = max(0.05, float(np.nanmax(np.abs(found.relative - 1))))
-    axes.imshow(tint(np.nan_to_num(found.relative, nan=1.0), reach), aspect="auto", interpolation="nearest")
-    for row, column in np.argwhere(np.isnan(found.relative)):
+    reach = max(0.05, float(np.nanmax(np.abs(relative - 1))))
+    axes.imshow(tint(np.nan_to_num(relative, nan=1.0), reach), aspect="auto", interpolation="nearest")
+    for row, column in np.argwhere(np.isnan(relative)):
         axes.text(column, row, "·", ha="center", va="center", fontsize=7)
+    for row, mean in enumerate(found.means):
+        behind = "" if found.functions else f" ± {mean.error:.2f}, {mean.count} samples"
+        axes.text(0, row, f"{mean.weight:.2f}{behind}", ha="center", va="center", fontsize=6.5)
+    axes.axvline(0.5, color=PAPER, linewidth=3)
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor", fontsize=7.5)
+    if not found.functions:
+        axes.set_xticks([])
     labels = [seen.name(label) for label in found.labels]
     axes.set_yticks(range(len(labels)), [shortened(label) for label in labels], fontsize=7.5)
     axes.grid(visible=False)
     for edge in axes.spines.values():
         edge.set_visible(False)
     pairs = [f"{label} under {name}" for label in labels for name in names]
-    order = ranked(found.relative.flatten().tolist(), pairs)
-    words = f"Weights of classes as multiples of a function's mean weight: {order}."
-    if found.left_out:
-        words += f" {found.left_out} classes that differ less, or have too few samples, are left out."
+    order = ranked(relative.flatten().tolist(), pairs)
+    words = f"Weights of classes as multiples of a function's mean weight: {order}. {found.left_out()}".strip()
     reading = (
-        "Red: samples of the class weigh more under the function than samples of all classes do; blue: less. Full "
-        f"color is {1 - reach:.2f} and {1 + reach:.2f}; a dot has too few samples."
+        f"Red: samples of the class weigh more under {'the' if found.functions else 'any'} function than samples of "
+        f"all classes do; blue: less. Full color is {1 - reach:.2f} and {1 + reach:.2f}"
+        + (f"; a dot has fewer than {ENOUGH} samples." if np.isnan(relative).any() else ".")
     )
     return Picture("classes", "Preferences by class", reading, words, figure)
 
 
 def shortened(name: str) -> str:
-    return name if len(name) <= 18 else f"{name[:17]}…"
+    """By its middle: classes in folders of folders differ at both ends."""
+    return name if len(name) <= 18 else f"{name[:8]}…{name[-9:]}"
 
 
 def shown(seen: Seen) -> dict[str, list[int]]:
@@ -191,8 +208,7 @@ def contrasts(seen: Seen, size: int) -> Picture:
         for line, (what, images) in zip(panels, rows.items(), strict=True):
             line[0].set_ylabel(what, fontsize=8)
             for axes, place in zip(line, parts[name], strict=True):
-                axes.imshow(images[place].expand(3, -1, -1).permute(1, 2, 0).numpy(), interpolation="nearest")
-                axes.set(xticks=[], yticks=[])
+                show(axes, images[place])
                 axes.grid(visible=False)
                 axes.set_title(_contrast_title(seen, place, what, size), fontsize=6, loc="center", fontweight="normal")
     words = "; ".join(sample_words(seen, place, size) for name in CONTRAST_TITLES for place in parts[name])

@@ -21,7 +21,7 @@ PICTURE_SIDE = 160
 
 
 def level_rows(space: str | Space, size: int, magnitudes: Sequence[float] = range(11)) -> list[list[str]]:
-    """A header, then one row a function: its name, its argument at some magnitudes, and what the argument is."""
+    """A header, then one row per function: its name, its argument at some magnitudes, and what the argument is."""
     space = find_space(space)
     m = torch.tensor(magnitudes, dtype=torch.float64)
     rows = [["function", *(f"{value:g}" for value in magnitudes), "argument"]]
@@ -73,7 +73,7 @@ def draw(file: Path, image: Path | None, space: str | Space) -> None:
 
     space = find_space(space)
     if not file.suffix or file.is_dir():
-        raise ValueError(f"--picture {file} is no name for a picture; give it an ending such as .png")
+        raise ValueError(f"--picture {file} is not a name for a picture; give it an ending such as .png")
     photo = _square(image)
     columns = len(PICTURE_MAGNITUDES)
     figure = Figure(figsize=(2 * columns * 1.15 + 1.2, 7 * 1.25), layout="constrained")
@@ -112,7 +112,7 @@ def _square(file: Path | None) -> Tensor:
         try:
             photo = read_image(file)
         except CorruptImage as error:
-            raise ValueError(f"{file} cannot be read as an image ({error.reason}); give another") from None
+            raise ValueError(f"{error}; give another") from None
     side = min(photo.size)
     left, top = (photo.width - side) // 2, (photo.height - side) // 2
     small = photo.resize((PICTURE_SIDE, PICTURE_SIDE), box=(left, top, left + side, top + side))

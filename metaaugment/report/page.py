@@ -21,7 +21,7 @@ from metaaugment.report.comparison import Group, alike, groups, table, unlike
 from metaaugment.report.concerns import concerns
 from metaaugment.report.figures import describe
 from metaaugment.report.picture import ABOVE, BELOW, COLORS, Picture, tint
-from metaaugment.report.preferences import by_function, extremes, single
+from metaaugment.report.preferences import by_class, by_function, extremes, single
 from metaaugment.report.runs import Run
 from metaaugment.report.seen import Seen, printable
 from metaaugment.sealed import write_atomically
@@ -71,11 +71,16 @@ class Policy:
         """By epoch, and of functions."""
         found = [curves.weight_spread(self.run)] if len(self.run.quantiles[0]) else []
         epochs, p = self.run.distributions
-        found += [learned.marginals(p[-1], int(epochs[-1]))] if len(epochs) else []
-        if self.run.diagnosis is not None:
-            rows = self.run.rows
-            found.append(diagnosis.picture(self.run.diagnosis, rows[-1]["epoch"] if rows else None))
-        return found
+        return found + ([learned.marginals(p[-1], int(epochs[-1]))] if len(epochs) else [])
+
+    @cached_property
+    def diagnosis(self) -> Picture | None:
+        found, rows = self.run.diagnosis, self.run.rows
+        return None if found is None else diagnosis.picture(found, rows[-1]["epoch"] if rows else None)
+
+    @cached_property
+    def diagnosis_panels(self) -> list[Picture]:
+        return [] if self.run.diagnosis is None else diagnosis.panels(self.run.diagnosis)
 
     @cached_property
     def magnitudes(self) -> list[Picture]:
@@ -85,6 +90,10 @@ class Policy:
     @cached_property
     def classes(self) -> Picture | None:
         return None if self.run.seen is None else learned.classes(self.run.seen)
+
+    @property
+    def classes_left_out(self) -> str:
+        return "" if self.run.seen is None else by_class(self.run.seen).left_out()
 
     @cached_property
     def samples(self) -> dict[str, list[dict[str, Any]]]:
@@ -102,6 +111,8 @@ class Policy:
         if len(epochs) and not single(p[-1]):
             yield learned.distribution(p[-1], int(epochs[-1]))
         yield from self.pictures
+        if self.diagnosis is not None:
+            yield self.diagnosis
         if self.run.seen is not None:
             yield learned.weight_by_magnitude(self.run.seen, list(by_function(self.run.seen)), columns=5)
             if len(self.run.seen.pictures.sample) >= 4:
@@ -232,13 +243,13 @@ def title(run: Run) -> str:
 
 
 def check_out(file: Path) -> None:
-    """Refuse a name that is no page, or that of a file that is not a report."""
+    """Refuse a name that is not a page's, or that of a file that is not a report."""
     if file.suffix not in (".html", ".htm") or file.is_dir():
-        raise ValueError(f"--out {file} is no name for a page; give it the ending .html")
+        raise ValueError(f"--out {file} is not a name for a page; give it the ending .html")
     if file.exists():
         with file.open("rb") as content:
             if GENERATOR.encode() not in content.read(2000):
-                raise ValueError(f"--out {file} exists already, and is no report; choose another name, or remove it")
+                raise ValueError(f"--out {file} exists already, and is not a report; choose another name, or remove it")
     if not file.parent.is_dir():
         raise ValueError(f"--out {file} is in a folder that does not exist; make {file.parent} first")
 

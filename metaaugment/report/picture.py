@@ -13,7 +13,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
 import numpy as np
+from jaxtyping import UInt8
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from metaaugment.sealed import write_atomically
 
@@ -108,6 +111,12 @@ def drawn(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return draw
+
+
+def show(axes: Axes, image: UInt8[Tensor, "c h w"]) -> None:
+    """Grey or in colors, pixel by pixel."""
+    axes.imshow(image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy(), interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
 
 
 def tint(relative: np.ndarray, reach: float) -> np.ndarray:

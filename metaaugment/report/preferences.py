@@ -9,8 +9,11 @@ from metaaugment.ops import INDEX, MAX_MAGNITUDE, OPS, PAPER_OPS
 from metaaugment.report.seen import Seen
 
 BINS = 5  # of magnitudes
-ENOUGH = 8  # samples behind a mean that is shown
+ENOUGH = 8  # samples of a class under a function behind a mean that is shown
+FEWEST = 4  # samples of a class under any function; their mean is held against the deviation of all
 MOST_CLASSES = 20
+ERRORS, CHANCE = 2, 0.0455  # standard errors that a class is to differ by, and the share of classes that do by chance
+NAMED = 3  # of the highest, and of the lowest
 
 
 @dataclass(frozen=True)
@@ -62,36 +65,61 @@ def by_magnitude(seen: Seen, function: int) -> list[Mean]:
 
 @dataclass(frozen=True, eq=False)
 class ByClass:
-    """Mean weights of classes under functions, as multiples of what each function gets over all classes."""
+    """Mean weights of classes, those of the highest first, and which classes are left out."""
 
     labels: list[int]
-    functions: list[int]
-    relative: np.ndarray  # [labels, functions]; NaN behind too few samples
-    counts: np.ndarray
-    left_out: int  # classes that differ less, or have too few samples
+    means: list[Mean]  # under any function, as multiples of what all classes get
+    functions: list[int]  # those with enough samples of one of the classes
+    relative: np.ndarray  # [labels, functions], multiples of what a function gets; NaN behind too few samples
+    total: int  # classes of the data
+    known: int  # with enough samples for a mean
+    differ: int  # of these, from all classes by more than chance; `known` where all are shown
+
+    def left_out(self) -> str:
+        """Which classes are not shown, and why; nothing where all are."""
+        said, left = "", []
+        if self.known > MOST_CLASSES:
+            most = f", of which the {MOST_CLASSES} that differ most" if self.differ > MOST_CLASSES else ""
+            said = (
+                "Shown are classes whose mean weight differs from that of all by more than twice its standard error: "
+                f"{f'{self.differ:,}' if self.differ else 'none'} of {self.known:,}{most}. Chance alone would give "
+                f"about {CHANCE * self.known:.0f}. "
+            )
+            left.append(f"{self.known - len(self.labels):,} that differ less")
+        if few := self.total - self.known:
+            left.append(f"{few:,} with fewer than {FEWEST} samples here")
+        return f"{said}Classes left out: {', '.join(left)}." if left else ""
 
 
 def by_class(seen: Seen) -> ByClass:
-    """Of the classes that differ most from the others, beyond what as many samples do by chance."""
+    """Of all classes, or where these are many, of those that differ most from all, beyond chance."""
+    recent = seen.recent()
+    weights = seen.weight[recent]
+    labels, rows, counts = np.unique(seen.label[recent], return_inverse=True, return_counts=True)
+    mean = np.bincount(rows, weights) / counts / weights.mean()
+    error = weights.std() / weights.mean() / np.sqrt(counts)  # of as many samples of any class
+    known = np.flatnonzero(counts >= FEWEST)
+    many = len(known) > MOST_CLASSES
+    # Equal weights differ by rounding alone, and have no error to hold that against.
+    differ = known[np.abs(mean - 1)[known] > np.maximum(ERRORS * error[known], 1e-6)] if many else known
+    most = np.argsort(-np.abs(mean - 1)[differ] * np.sqrt(counts[differ]), kind="stable")[:MOST_CLASSES]
+    shown = differ[most][np.argsort(-mean[differ[most]], kind="stable")]
     functions = list(by_function(seen))
-    labels = np.unique(seen.label[seen.recent()])
-    relative, counts = np.full((len(labels), len(functions)), np.nan), np.zeros((len(labels), len(functions)), int)
-    surprise = np.zeros(len(labels))
+    relative = np.full((len(shown), len(functions)), np.nan)
     for column, function in enumerate(functions):
-        weights, _, of = uses(seen, function)
-        rows = np.searchsorted(labels, of)
-        counts[:, column] = np.bincount(rows, minlength=len(labels))
-        means = np.bincount(rows, weights, len(labels)) / np.maximum(counts[:, column], 1)
-        enough = counts[:, column] >= ENOUGH
-        relative[enough, column] = means[enough] / weights.mean()
-        if weights.std() > 0:
-            surprise += np.where(enough, counts[:, column] * (means - weights.mean()) ** 2 / weights.var(), 0)
-    shown = [row for row in np.argsort(-surprise, kind="stable") if np.isfinite(relative[row]).any()][:MOST_CLASSES]
-    shown = sorted(int(row) for row in shown)
-    return ByClass(labels[shown].tolist(), functions, relative[shown], counts[shown], len(labels) - len(shown))
+        under, _, of = uses(seen, function)
+        for row, label in enumerate(labels[shown]):
+            if (of == label).sum() >= ENOUGH:
+                relative[row, column] = under[of == label].mean() / under.mean()
+    filled = np.flatnonzero(np.isfinite(relative).any(0))
+    return ByClass(
+        labels[shown].tolist(), [Mean(float(mean[row]), float(error[row]), int(counts[row])) for row in shown],
+        [functions[column] for column in filled], relative[:, filled], max(len(seen.classes), len(labels)),
+        len(known), len(differ),
+    )  # fmt: skip
 
 
-def extremes(p: np.ndarray, count: int = 3) -> str:
+def extremes(p: np.ndarray, count: int = NAMED) -> str:
     """The pairs of functions that are drawn most and least, in words."""
     relative = p / p.sum() * p.size
     order = np.argsort(relative, axis=None, kind="stable")
@@ -106,11 +134,11 @@ def _pairs(relative: np.ndarray, places: np.ndarray) -> str:
     return ", ".join(words)
 
 
-def ranked(values: Sequence[float], names: Sequence[str], count: int = 3) -> str:
+def ranked(values: Sequence[float], names: Sequence[str]) -> str:
     """The highest and the lowest by name; NaN has no rank."""
     known = sorted((value, name) for value, name in zip(values, names, strict=True) if value == value)
-    if len(known) <= 2 * count:
+    if len(known) <= 2 * NAMED:
         return ", ".join(f"{name} {value:.2f}" for value, name in reversed(known))
-    high = ", ".join(f"{name} {value:.2f}" for value, name in known[::-1][:count])
-    low = ", ".join(f"{name} {value:.2f}" for value, name in known[:count])
+    high = ", ".join(f"{name} {value:.2f}" for value, name in known[::-1][:NAMED])
+    low = ", ".join(f"{name} {value:.2f}" for value, name in known[:NAMED])
     return f"highest {high}; lowest {low}"

@@ -4,29 +4,30 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
+from metaaugment.embedding import K
 from metaaugment.experiments.diagnosis import Diagnosis
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.ops import PAPER_OPS
 from metaaugment.report.seen import Seen, printable
 from metaaugment.report.seen import read as read_seen
 from metaaugment.training.checkpoint import LOOK
-from metaaugment.training.folder import DIAGNOSIS, LARGEST, RECIPE, RESULT, is_number, read_json
+from metaaugment.training.folder import DIAGNOSIS, MAX_NUMBER, RECIPE, RESULT, is_number, read_json
 from metaaugment.training.log import Row
 from metaaugment.training.look import QUANTILES
+from metaaugment.training.progress import number_of
 
 LOG, SEARCH = "log.jsonl", "search.json"
 INNER = re.compile(r"fold-\d+|trial-\d+|training|children")  # folders of a search that it trains in, which are no runs
-K = len(PAPER_OPS)
 # What every epoch of a run has.
 FIGURES = ("train_loss", "val_loss", "val_accuracy", "alpha", "effective_samples")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,7 @@ def _array(value: object, shape: tuple[int, ...]) -> np.ndarray | None:
         return None
     if array.shape != shape or array.dtype.kind not in "if":
         return None
-    good = ((array >= 0) & (array < LARGEST)).all() and array.sum() > 0
+    good = ((array >= 0) & (array < MAX_NUMBER)).all() and array.sum() > 0
     return array.astype(float) if good else None
 
 
@@ -157,12 +158,13 @@ def run_folders(path: Path) -> list[Path]:
 def read(folder: Path) -> Run:
     """A run as far as it can be read; nothing that its folder may hold is an error."""
     missing: list[str] = []
-    recipe = _json(folder / RECIPE, missing)
+    recipe = _held(folder / RECIPE, read_json, missing, f"there is no {RECIPE}")
     rows = _rows(folder / LOG, missing)
-    result = _json(folder / RESULT, [] if not (folder / RESULT).exists() else missing)
+    result = _held(folder / RESULT, read_json, missing)
     if recipe is None and result is not None and isinstance(result.get("recipe"), dict):
         recipe = result["recipe"]
-    seen, diagnosis = _look(folder / LOOK, missing), _diagnosis(folder / DIAGNOSIS, missing)
+    seen = _held(folder / LOOK, read_seen, missing)
+    diagnosis = _held(folder / DIAGNOSIS, lambda file: Diagnosis.from_json(read_json(file)), missing)
     run = Run(folder, _completed(recipe or {}), rows, result, seen, missing, diagnosis)
     if rows and run.has_policy:
         for (epochs, _), what in (
@@ -176,7 +178,7 @@ def read(folder: Path) -> Run:
         if run.seen is None and not (folder / LOOK).exists():
             missing.append(f"there is no {LOOK}: no samples, and nothing by magnitude or class")
     if result is None:
-        done = f"{len(rows)} of {run.planned} epochs are done" if run.planned else f"{len(rows)} epochs are done"
+        done = f"{len(rows)} of {run.planned} epochs done" if run.planned else f"{number_of('epoch', len(rows))} done"
         missing.append(f"it is not finished: {done}, and there is no accuracy at its end yet")
     return run
 
@@ -189,42 +191,23 @@ def _completed(recipe: dict[str, Any]) -> dict[str, Any]:
         return recipe
 
 
-def _json(file: Path, missing: list[str]) -> dict[str, Any] | None:
+def _held(file: Path, read: Callable[[Path], T], missing: list[str], absent: str | None = None) -> T | None:
+    """What a file holds, if it can be read; `absent` is what is to be said where there is none."""
     try:
-        return read_json(file)
+        return read(file)
     except FileNotFoundError:
-        missing.append(f"there is no {file.name}")
-    except (OSError, ValueError) as error:
-        missing.append(_reason(file, error))
-    return None
-
-
-def _look(file: Path, missing: list[str]) -> Seen | None:
-    try:
-        return read_seen(file)
-    except FileNotFoundError:
-        return None  # who trains without a policy has none
-    except (OSError, ValueError) as error:
-        missing.append(_reason(file, error))
-    return None
-
-
-def _diagnosis(file: Path, missing: list[str]) -> Diagnosis | None:
-    try:
-        return Diagnosis.from_json(read_json(file))
-    except FileNotFoundError:
-        return None  # nobody asked for one
+        missing += [absent] if absent else []
     except (OSError, ValueError) as error:
         missing.append(_reason(file, error))
     return None
 
 
 def _rows(file: Path, missing: list[str]) -> list[Row]:
-    """One row an epoch, in order; of an epoch that is there twice the later row."""
+    """One row per epoch, in order; of an epoch that is there twice, the later row."""
     try:
         lines = file.read_text(errors="replace").splitlines()
     except FileNotFoundError:
-        missing.append(f"there is no {file.name}: nothing is known of any epoch")
+        missing.append(f"there is no {file.name}: nothing is known about any epoch")
         return []
     except OSError as error:
         missing.append(_reason(file, error))
@@ -243,7 +226,7 @@ def _rows(file: Path, missing: list[str]) -> list[Row]:
     if bad:
         missing.append(f"{_some('line', bad)} of {file.name} cannot be read as a row, and {_is(bad)} left out")
     if not rows:
-        missing.append(f"{file.name} has no row of an epoch yet")
+        missing.append(f"{file.name} has no row for an epoch yet")
     for key in FIGURES:
         gaps = [epoch for epoch, row in rows.items() if not is_number(row.get(key))]
         if gaps:

@@ -76,7 +76,7 @@ def _seen(tree: Mapping[str, Any]) -> Seen:
     flat = [samples[key] for key in ("epoch", "place", "label", "weight", "loss")] + [shown["sample"]]
     flat += [negatives["label"], negatives["similarity"]] if negatives else []
     if any(value.ndim != 1 for value in flat):
-        raise ValueError("it has several numbers for a sample where there is one")
+        raise ValueError("it has several numbers for a sample where one is expected")
     label, sample = samples["label"].long(), shown["sample"].long()
     others = label if negatives is None else torch.cat([label, negatives["label"].long()])
     if others.min() < 0 or (m and not 0 <= int(sample.min()) <= int(sample.max()) < n):

@@ -7,7 +7,7 @@ from pathlib import Path
 from metaaugment.report.page import Report
 from metaaugment.report.runs import LOG, run_folders
 from metaaugment.training.checkpoint import LOOK
-from metaaugment.training.folder import RECIPE, RESULT
+from metaaugment.training.folder import DIAGNOSIS, RECIPE, RESULT
 from metaaugment.training.interruption import Interrupted, Interruption
 
 LOOK_EVERY = 0.5  # seconds
@@ -35,10 +35,10 @@ def watch(paths: Sequence[Path], write: Callable[[Report, int | None], None]) ->
 
 
 def state(paths: Sequence[Path]) -> dict[Path, tuple[int, int]]:
-    """What changes when a run goes on."""
+    """Of all that the page is made from: what changes when a run goes on."""
     found = {}
     for folder in (folder for path in paths for folder in run_folders(path)):
-        for name in (RECIPE, LOG, LOOK, RESULT):
+        for name in (RECIPE, LOG, LOOK, DIAGNOSIS, RESULT):
             try:
                 about = (folder / name).stat()
             except OSError:

@@ -19,19 +19,16 @@ from metaaugment.baselines.controller import (
 )
 from metaaugment.baselines.found import Function
 from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
-from metaaugment.data.batches import derived_seed
 from metaaugment.experiments.experiment import Experiment
 from metaaugment.experiments.flags import refuse
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.learner import Learner
 from metaaugment.policy import UniformPolicy
 from metaaugment.search.laboratory import Laboratory
+from metaaugment.seeds import CHILD, CONTROLLER, DECISIONS, derived_seed
 
 BEST = 5  # children whose sub-policies make up the policy that is found
 DECAY = 0.95  # of the mean of rewards that a reward is held against
-
-# What the seed is used for; those of an experiment have the smaller numbers.
-WEIGHTS, DECISIONS, CHILD = 200, 201, 202
 
 # Images of each class that a child is trained on: AutoAugment's 4,000 of CIFAR, and 50 of each of ImageNet's classes,
 # of which it took 120. Data sets that are not here are taken whole.
@@ -44,13 +41,13 @@ class Settings:
     """AutoAugment's search, at a size that one GPU can do: the original trained 15,000 children for 120 epochs each.
 
     Each child is a network trained from scratch under a policy that a controller proposes; its validation accuracy is
-    the controller's reward. The policy that is found joins the sub-policies of the best five children.
+    the controller's reward. The final policy joins the sub-policies of the best five children.
     """
 
     children: int = 200
-    """Networks that are trained, one after the other."""
+    """Networks to train, one after the other."""
     controller_lr: float = 3.5e-3
-    """Learning rate of the controller. The original's, 0.00035, is for thousands of children."""
+    """Learning rate of the controller. The original 0.00035 is for thousands of children."""
 
     def check(self) -> None:
         refuse("children", self.children, self.children >= 1, "a whole number of at least 1")
@@ -88,7 +85,7 @@ def find(lab: Laboratory, settings: Settings) -> SubPolicies:
         lab.note({"trial": number, "objective": objective, "seconds": seconds, "decisions": decisions})
         search.learn(decisions, objective)
         if (number + 1) % max(1, settings.children // 20) == 0:
-            lab.say(f"child {number + 1} of {settings.children}: {objective:.2%}; of late {search.expected:.2%}")
+            lab.say(f"child {number + 1} of {settings.children}: {objective:.2%}; recent mean {search.expected:.2%}")
     shutil.rmtree(children, ignore_errors=True)
     best = sorted(lab.trials(), key=lambda row: -row["objective"])[:BEST]
     return policy([row["decisions"] for row in best])
@@ -99,7 +96,7 @@ class _Search:
 
     def __init__(self, seed: int, rate: float) -> None:
         self.seed = seed
-        generator = torch.Generator().manual_seed(derived_seed(seed, WEIGHTS))
+        generator = torch.Generator().manual_seed(derived_seed(seed, CONTROLLER))
         kinds = len(FUNCTIONS), PROBABILITIES, LEVELS
         self.controller = Controller(kinds, 2 * SUB_POLICIES, generator)
         self.reinforce = Reinforce(self.controller, rate)

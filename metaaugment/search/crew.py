@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from metaaugment.data import CorruptImage
 from metaaugment.training.interruption import Interrupted, Interruption
 
 
@@ -44,7 +45,7 @@ def _raise_first(reports: Sequence[Connection]) -> None:
     for report in reports:
         try:
             if report.poll():
-                raise ValueError(report.recv())
+                raise report.recv()
         except EOFError:  # it ended without one
             continue
 
@@ -57,8 +58,10 @@ def _member(target: Callable[..., None], task: tuple[Any, ...], report: Connecti
             target(*task, interruption)
     except Interrupted:
         pass
+    except CorruptImage as error:  # which the search puts into words
+        report.send(error)
     except (ValueError, OSError) as error:
-        report.send(str(error))
+        report.send(ValueError(str(error)))
 
 
 def _die_with_the_parent() -> None:

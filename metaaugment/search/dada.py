@@ -14,6 +14,7 @@ from metaaugment.experiments.recipe import Recipe
 from metaaugment.search.laboratory import Laboratory, another_tenth
 from metaaugment.search.relaxed import FUNCTIONS, RelaxedLearner, RelaxedPolicy
 from metaaugment.training.log import Row
+from metaaugment.training.progress import number_of
 from metaaugment.training.trainer import Trainer, Watcher
 
 SPACE, MAX_LEVEL = "faa", 1
@@ -26,13 +27,13 @@ PER_CLASS = {"cifar10": 400, "cifar100": 40, "imagenet": 50}
 class Settings:
     """Search as DADA does: in one training, by the gradient of the validation loss.
 
-    A trial is an epoch of it; how many there are is said by --epochs, and the policy's learning rate by --policy-lr.
+    A trial is an epoch; --epochs sets how many there are, and --policy-lr the policy's learning rate.
     """
 
     temperature: float = 0.5
-    """How sharp the relaxed choices are that the control variates see; lower is sharper."""
+    """Temperature of the relaxed choices that the control variates see; lower is sharper."""
     sub_policies: int = 25
-    """How many make the policy: the likeliest of the 105 pairs of functions."""
+    """Sub-policies of the final policy: the likeliest of the 105 pairs of functions."""
 
     def check(self) -> None:
         most = math.comb(len(FUNCTIONS), 2)
@@ -56,7 +57,7 @@ def trial(recipe: Recipe) -> Recipe:
 
 def work(rows: Sequence[Row]) -> str:
     """What rows are: the epochs of the one training."""
-    return f"{len(rows):,} epoch{'s' if len(rows) != 1 else ''} of one training"
+    return f"{number_of('epoch', len(rows))} of one training"
 
 
 def find(lab: Laboratory, settings: Settings) -> FoundPolicy:

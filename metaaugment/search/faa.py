@@ -39,7 +39,7 @@ from metaaugment.baselines.found import FoundPolicy, Function
 from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
 from metaaugment.data import DataSet
 from metaaugment.data.augment import Augmentation
-from metaaugment.data.batches import Reader, derived_seed, on_device, once
+from metaaugment.data.batches import Reader, on_device, once
 from metaaugment.data.splits import Split, apportion, split
 from metaaugment.experiments.experiment import data_of
 from metaaugment.experiments.flags import refuse
@@ -47,10 +47,13 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import INDEX, OPS, PAPER_OPS
 from metaaugment.search import crew
-from metaaugment.search.laboratory import Laboratory, Row, another_tenth
+from metaaugment.search.laboratory import Laboratory, another_tenth
 from metaaugment.search.studies import STUDIES, FileLock, claim, finished, give_up, open_studies, running, value
+from metaaugment.seeds import FOLD, PROPOSAL, TRIAL, derived_seed
 from metaaugment.training.evaluation import evaluating
 from metaaugment.training.interruption import Interruption
+from metaaugment.training.log import Row
+from metaaugment.training.progress import number_of
 from metaaugment.training.trainer import Trainer, Watcher
 from metaaugment.transformation import apply
 
@@ -62,32 +65,30 @@ if TYPE_CHECKING:
 RANDOM_TRIALS = 20
 # The objective of a policy under which the loss is not finite.
 WORST = -1e9
-# What a seed is used for; each use has random numbers of its own.
-_SPLIT, _PROPOSALS, _DRAWS = range(3)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Search a policy as Fast AutoAugment does: by how well plainly trained networks know the augmented images."""
+    """Search for a policy as Fast AutoAugment does: by how well plainly trained networks recognise augmented images."""
 
     WHERE: ClassVar = ("processes", "storage")
 
     folds: int = 5
-    """Divisions of the training images, with a network and a study each."""
+    """Splits of the training images, each with a network and a study of its own."""
     held_out: float = 0.4
-    """Share of the training images that a fold judges policies by; its network is trained on the others."""
+    """Share of the training images on which a fold evaluates policies; its network is trained on the others."""
     trials: int = 200
     """Policies tried in each fold."""
     sub_policies: int = 5
-    """Sub-policies of a policy, of two functions each."""
+    """Sub-policies per policy, each of two functions."""
     draws: int = 5
-    """Augmented copies of each held-out image, the best of which counts: 5 in the released code, 1 by the equation."""
+    """Augmented copies per held-out image, the best of which counts: 5 in the released code, 1 in the equation."""
     best: int = 10
-    """Policies of each fold whose sub-policies make the policy found."""
+    """Policies per fold whose sub-policies make up the final policy."""
     processes: int = 1
-    """Processes that share the trials, on the GPUs in turn; only a single one finds the same policy each time."""
+    """Processes that share the trials, spread over the GPUs; only a single one is reproducible."""
     storage: str | None = None
-    """URL of a database, as SQLAlchemy has them, by which several machines share the trials; a file if not given."""
+    """SQLAlchemy URL of a database through which several machines share the trials; by default a file."""
 
     def check(self) -> None:
         for name in ("folds", "trials", "sub_policies", "draws", "best", "processes"):
@@ -104,11 +105,11 @@ def trial(recipe: Recipe) -> Recipe:
 def work(rows: Sequence[Row]) -> str:
     """What rows are: the trainings of the folds' networks, and the policies that were tried on them."""
     trained = len(rows) - len(_tried(rows))
-    return f"{len(rows) - trained:,} trials and {trained:,} training{'s' if trained != 1 else ''} of a network"
+    return f"{number_of('trial', len(rows) - trained)} and {number_of('training', trained)} of a network"
 
 
 def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
-    """Go on until each fold has its trials; of one process and one seed always the same policy, stopped or not."""
+    """Continue until each fold has its trials; of one process and one seed always the same policy, stopped or not."""
     _check(lab, settings)
     key = _key(lab, settings)
     studies = _studies(lab.folder, settings, key)
@@ -130,7 +131,7 @@ def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
 
 
 def _check(lab: Laboratory, settings: Settings) -> None:
-    """Refuse what cannot be trained or gone on with before anything is begun."""
+    """Refuse what cannot be trained or continued before anything is begun."""
     trained, _ = divide(lab.data.train.labels, settings.held_out, 0)
     if len(trained) < lab.recipe.batch:
         raise ValueError(
@@ -138,7 +139,7 @@ def _check(lab: Laboratory, settings: Settings) -> None:
         )
     in_folder = (lab.folder / STUDIES).exists()
     if lab.trials() and in_folder and settings.storage is not None:
-        raise ValueError(f"{lab.folder} has its trials in its own {STUDIES}; leave --storage away")
+        raise ValueError(f"{lab.folder} has its trials in its own {STUDIES}; leave out --storage")
     if lab.trials() and not in_folder and settings.storage is None:
         raise ValueError(f"{lab.folder} has its trials in a database; name it with --storage URL")
 
@@ -168,7 +169,7 @@ def divide(labels: Int64[Tensor, " n"], held_out: float, seed: int) -> tuple[Ten
     sizes = labels.bincount().tolist()
     judged, trained = split(labels, seed % 2**32, apportion(round(held_out * len(labels)), sizes))
     if len(judged) == 0:
-        raise ValueError(f"--held-out is {held_out:g}, which is none of {len(labels)} training images; choose more")
+        raise ValueError(f"--held-out is {held_out:g}, which holds out none of {len(labels)} images; choose more")
     return trained, judged
 
 
@@ -218,7 +219,7 @@ def train(lab: Laboratory, settings: Settings, number: int) -> Fold:
 
     Its row is number 0 of the fold: the cost of the training, and the objective without a policy.
     """
-    seed = derived_seed(lab.recipe.seed, _SPLIT, number)
+    seed = derived_seed(lab.recipe.seed, FOLD, number)
     trained, judged = divide(lab.data.train.labels, settings.held_out, seed)
     data = replace(lab.data, train=lab.data.train.take(trained), val=lab.data.train.take(judged))
     # Whoever comes second waits, and reads what was trained.
@@ -266,10 +267,10 @@ def search(
         study.sampler = TPESampler(
             n_startup_trials=RANDOM_TRIALS,
             multivariate=False,
-            seed=derived_seed(seed, _PROPOSALS, fold.number, place) % 2**32,
+            seed=derived_seed(seed, PROPOSAL, fold.number, place) % 2**32,
         )
         policy = propose(trial, settings.sub_policies)
-        objective = fold.objective(policy, derived_seed(seed, _DRAWS, fold.number, place), settings.draws)
+        objective = fold.objective(policy, derived_seed(seed, TRIAL, fold.number, place), settings.draws)
         trial.set_user_attr("seconds", time.perf_counter() - began)
         # Another machine may have given it up meanwhile, and then it does not count.
         told = study.tell(trial, objective if math.isfinite(objective) else WORST, skip_if_finished=True)
@@ -388,7 +389,7 @@ def _key(lab: Laboratory, settings: Settings) -> str:
 
 
 def _studies(folder: Path, settings: Settings, key: str) -> "list[Study]":
-    """One a fold."""
+    """One per fold."""
     return open_studies(folder, settings.storage, [f"{key}-fold-{fold}" for fold in range(settings.folds)])
 
 
@@ -420,7 +421,7 @@ def _work_together(lab: Laboratory, settings: Settings, key: str, processes: int
     if dead and len(lab.trials()) == before:
         raise ValueError(
             f"{len(dead)} of {processes} processes were killed, exit status {dead[0]}, before a trial was finished; "
-            "see that there is memory for all of them, or search with fewer --processes"
+            "check that there is memory for all of them, or search with fewer --processes"
         )
     if dead:
         lab.say(f"{len(dead)} of {processes} processes were killed; what they had begun is begun again")

@@ -9,8 +9,10 @@ from metaaugment.experiments.flags import one_of, refuse
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import PAPER_OPS
 from metaaugment.search import population
-from metaaugment.search.laboratory import Laboratory, Row
+from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.population import RAY_FOLDER, Functions
+from metaaugment.training.log import Row
+from metaaugment.training.progress import number_of
 
 # In its own order, which the schedules that its authors released have too.
 PBA_FUNCTIONS = (
@@ -25,24 +27,24 @@ PER_CLASS = {"cifar10": 400, "cifar100": 40, "omniglot": 2}
 
 @dataclass(frozen=True)
 class Settings:
-    """Population based augmentation: networks train side by side, and bad ones go on from good ones.
+    """Population based augmentation: networks train side by side, and bad ones continue from good ones.
 
-    All start without augmentation. At each interval the worst quarter takes over network and policy of one of the best
-    quarter each, and changes that policy. What the best network was trained under, epoch by epoch, is the schedule.
+    All start without augmentation. After each interval, networks of the worst quarter are replaced by ones of the best
+    quarter, with their policies, which are then changed. The schedule is what the best network was trained under.
     """
 
     WHERE: ClassVar = ("ray_workers", "address")
 
     trials: int = 16
-    """Networks of the population."""
+    """Networks in the population."""
     interval: int = 3
-    """Epochs from one change to the next."""
+    """Epochs between changes of the population."""
     functions: Literal["paper", "pba"] = "paper"
-    """Which functions: the paper's 14 in the recipe's space, or PBA's own 15 in AutoAugment's."""
+    """Functions to use: the paper's 14 in the recipe's space, or PBA's own 15 in AutoAugment's."""
     ray_workers: int | None = None
-    """Train so many trials at a time, with Ray; one after the other, without Ray, if not given."""
+    """Train this many trials at a time, with Ray; by default one after the other, without Ray."""
     address: str | None = None
-    """Of a Ray cluster to do so on, such as HOST:6379; its machines must all reach the search's folder."""
+    """Address of a Ray cluster, such as HOST:6379; all of its machines must reach the folder of the search."""
 
     def check(self) -> None:
         refuse("trials", self.trials, self.trials >= 2, "a whole number of at least 2")
@@ -63,7 +65,7 @@ def find(lab: Laboratory, settings: Settings) -> Schedule:
     functions = _functions(settings, lab.recipe)
     evolve, by_ray = population.evolve, settings.ray_workers is not None or settings.address is not None
     if lab.trials() and by_ray != (lab.folder / RAY_FOLDER).exists():
-        way = "leave --ray-workers and --address away" if by_ray else "name its --ray-workers N, or --address"
+        way = "leave out --ray-workers and --address" if by_ray else "name its --ray-workers N, or --address"
         raise ValueError(f"{lab.folder} was begun {'without' if by_ray else 'with'} Ray; {way}")
     if by_ray:
         evolve = _ray(settings)
@@ -85,7 +87,7 @@ def trial(recipe: Recipe) -> Recipe:
 
 def work(rows: Sequence[Row]) -> str:
     """What rows are: the intervals that trials were trained through."""
-    return f"{len(rows):,} intervals of {len({row['trial'] for row in rows}):,} trials"
+    return f"{number_of('interval', len(rows))} of {number_of('trial', len({row['trial'] for row in rows}))}"
 
 
 def _functions(settings: Settings, recipe: Recipe) -> Functions:

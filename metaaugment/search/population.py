@@ -19,14 +19,15 @@ from torch.optim import Optimizer
 
 from metaaugment.baselines.found import Function
 from metaaugment.baselines.schedule import Schedule, ScheduleSampler, Stage
-from metaaugment.data.batches import derived_seed
 from metaaugment.experiments.experiment import Experiment
 from metaaugment.learner import Learner
 from metaaugment.policy import UniformPolicy
 from metaaugment.sealed import write_atomically
-from metaaugment.search.laboratory import Laboratory, Row, another_tenth
+from metaaugment.search.laboratory import Laboratory, another_tenth
+from metaaugment.seeds import EVOLUTION, MEMBER, derived_seed
 from metaaugment.training import checkpoint
 from metaaugment.training.folder import read_json, write_json
+from metaaugment.training.log import Row
 
 POPULATION = "population.json"
 RAY_FOLDER = "ray"  # of Tune's own state and checkpoints, where Ray trains
@@ -35,8 +36,6 @@ COPIES = 2  # of each function, with numbers of their own
 MAX_TENTHS, MAX_LEVEL = 10, 9
 ANEW = 0.2  # the share of numbers that are drawn anew
 SCALE = 10  # what levels are of: 9 is not the strongest there is
-# What the recipe's seed is used for here; `experiments.experiment` has the numbers up to 3.
-INITIAL, EVOLUTION = 10, 11
 
 # Of each function in turn its probability in tenths and its level.
 Policy = list[int]
@@ -133,7 +132,7 @@ class Trial:
         if self.lab.device.type == "cuda":
             gc.collect()  # trainers refer to themselves: the memory of the one before would not be free yet
         recipe = self.lab.recipe
-        fresh = self.lab.experiment(seed=derived_seed(recipe.seed, INITIAL, self.number))
+        fresh = self.lab.experiment(seed=derived_seed(recipe.seed, MEMBER, self.number))
 
         def learner(experiment: Experiment) -> tuple[Learner, Optimizer | None]:
             sampler = LineageSampler(self.functions, policy)

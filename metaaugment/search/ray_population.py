@@ -121,8 +121,8 @@ class RayPopulation:
         if results.num_errors:
             reason = str(results.errors[0]).strip().splitlines()[-1]
             raise ValueError(
-                f"{results.num_errors} of {number} trials failed in Ray, the first by: {reason}; when that is mended, "
-                f"go on with --resume {lab.folder}"
+                f"{results.num_errors} of {number} trials failed in Ray, the first by: {reason}; once that is fixed, "
+                f"continue with --resume {lab.folder}"
             )
         best = results.get_best_result("objective", "max").checkpoint
         assert best is not None
@@ -210,12 +210,12 @@ def _connect(workers: int | None, address: str | None, variables: dict[str, str]
     except (ConnectionError, TimeoutError, RuntimeError) as error:
         why = str(error).strip().splitlines()[0].rstrip(".")
         if address is None:
-            raise ValueError(f"Ray does not start here: {why}; leave --ray-workers away to search without it") from None
+            raise ValueError(f"Ray does not start here: {why}; leave out --ray-workers to search without it") from None
         if address == "auto":
             raise ValueError(_nobody(address, why)) from None
         raise ValueError(
-            f"--address is {address}, whose server does not let us in ({why}); it must be the head of a Ray cluster, "
-            "of the version that is installed here, and RAY_AUTH_TOKEN must be its token where it asks for one"
+            f"--address is {address}, whose server refuses us ({why}); it must be the head of a Ray cluster, "
+            "of the version that is installed here, and RAY_AUTH_TOKEN must be its token if it asks for one"
         ) from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # Ray's own ends the process
@@ -246,7 +246,7 @@ def _check_address(address: str) -> None:
 def _nobody(address: str, why: str) -> str:
     return (
         f"--address is {address}, where no Ray cluster answers ({why}); start one there with: ray start --head, or "
-        "leave the flag away and say --ray-workers N"
+        "leave out the flag and use --ray-workers N"
     )
 
 

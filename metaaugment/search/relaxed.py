@@ -31,8 +31,8 @@ from torch import Tensor, nn
 
 from metaaugment.baselines.found import Function
 from metaaugment.distributed import bare
-from metaaugment.hypergradient import at_expectation, filled, inner_gradient, moved, step_length, undisturbed
-from metaaugment.learner import Learner
+from metaaugment.hypergradient import at_expectation, moved, step_length
+from metaaugment.learner import Learner, accumulate
 from metaaugment.observation import Observation, check_batch
 from metaaugment.ops import INDEX, MAX_MAGNITUDE, OPS
 from metaaugment.policy import UniformPolicy
@@ -248,16 +248,13 @@ class RelaxedLearner(Learner):
         """Add to `.grad` of the policy its gradient of the validation loss at ŵ, and to its control variates theirs."""
         check_batch(images, labels, self.device, "validation")
         assert self.drawn.draws is not None
-        w = list(self.parameters.values())
-        inner = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph=False)
-        with undisturbed(bare(self.network)), moved(w, filled(inner, w), -self.alpha):
-            v = self._validation_gradient(seen.replay, images, labels)
+        inner, g = self._inner_gradient(seen, retain_graph=False)
+        v = self._gradient_ahead(seen, g, images, labels)
         seen.alignment, slope = self._along(seen, v)
         with torch.autocast(self.device.type, enabled=False):
             gradients = self.relaxed.gradients(-self.alpha * seen.alignment, -self.alpha * slope, self.drawn.draws)
         if self._finite(gradients):
-            for parameter, gradient in zip(self.policy_parameters(), gradients, strict=True):
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            accumulate(self.policy_parameters(), gradients)
         # All weights are equal whatever the policy is, so this is the gradient that trains the network too.
         seen.gradient = inner
 

@@ -11,16 +11,18 @@ from rich.console import Console
 
 from metaaugment.baselines import published
 from metaaugment.baselines.found import FoundPolicy
+from metaaugment.data import CorruptImage
 from metaaugment.experiments.experiment import data_of
 from metaaugment.experiments.flags import check_agreement, flags
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe, check_kinds
-from metaaugment.search.laboratory import Laboratory, Row
+from metaaugment.search.laboratory import Laboratory
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
+from metaaugment.training.log import Row
 from metaaugment.training.machine import commit, machine
-from metaaugment.training.progress import duration
+from metaaugment.training.progress import duration, number_of
 from metaaugment.training.trainer import check_identity
 
 SEARCH, POLICY = "search.json", "policy.json"
@@ -39,7 +41,7 @@ class Kind:
     settings: type
     find: Callable[[Laboratory, Any], FoundPolicy]
     trial: Callable[[Recipe], Recipe] = lambda recipe: recipe
-    work: Callable[[Sequence[Row]], str] = lambda rows: f"{len(rows):,} trials"
+    work: Callable[[Sequence[Row]], str] = lambda rows: number_of("trial", len(rows))
 
 
 def search(
@@ -54,12 +56,12 @@ def search(
     recipe.check()
     if recipe.policy is not None or place.tensorboard:
         flag = "--policy" if recipe.policy is not None else "--tensorboard"
-        raise ValueError(f"{flag} is not used by a search; leave it away")
+        raise ValueError(f"{flag} is not used by a search; leave it out")
     if recipe.method != kind.system:
-        raise ValueError(f"--method is {recipe.method!r}; this is the search of {kind.system}, leave the flag away")
+        raise ValueError(f"--method is {recipe.method!r}; this is the search of {kind.system}; leave out the flag")
     settings.check()
     place.check()
-    folder = place.resume or place.out or Path("searches") / f"{recipe.name}-{recipe.method}-seed{recipe.seed}"
+    folder = place.folder(recipe, "searches")
     file = folder / POLICY
     where = getattr(settings, "WHERE", ())  # names of settings that change nothing but where trials are made
     about = {"recipe": recipe.to_json(), "settings": {k: v for k, v in asdict(settings).items() if k not in where}}
@@ -81,10 +83,14 @@ def search(
             policy = kind.find(lab, settings)
         except Interrupted:
             command = _command(lab, settings)
-            lab.say(f"stopped after {kind.work(lab.trials())}; nothing is lost, go on with: {command}")
+            lab.say(f"stopped after {kind.work(lab.trials())}; nothing is lost, continue with: {command}")
             raise
+        except CorruptImage as error:
+            # Removed, it would make the data others than those that the search began with.
+            command = _command(replace(lab, place=replace(place, corrupt="skip")), settings)
+            raise ValueError(f"{error}; leave it out and continue with: {command}") from None
         except ValueError:
-            # It never began: what was wrong can be mended, and the same folder be named again.
+            # It never began: what was wrong can be fixed, and the same folder named again.
             run_folder.give_up(folder, SEARCH)
             raise
         cost = cost_of(lab)
@@ -108,12 +114,7 @@ def _recorded(
     kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Collection[str] = frozenset()
 ) -> tuple[Recipe, Any]:
     """What a search to be resumed was begun with; what was asked for besides must agree with it."""
-    folder = place.resume
-    assert folder is not None
-    if place.out is not None and place.out != folder:
-        raise ValueError(f"--out is {place.out}, but --resume goes on in {folder}; leave --out away")
-    if not (folder / SEARCH).exists():
-        raise ValueError(f"{folder} is no search: it has no {SEARCH}; begin one with --out {folder}")
+    folder = place.resumed("search", SEARCH)
     with _intact(folder / SEARCH):
         values = run_folder.read_json(folder / SEARCH)
         found = Recipe.from_json(values["recipe"])

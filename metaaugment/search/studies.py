@@ -44,7 +44,7 @@ def _storage(folder: Path, url: str | None) -> "BaseStorage":
         where = url.split("@")[-1]
         reason = str(error).splitlines()[0].replace(url, where)
         raise ValueError(
-            f"--storage {where} cannot be opened ({reason}); see that it is there, or leave it away"
+            f"--storage {where} cannot be opened ({reason}); check that it is there, or leave it out"
         ) from None
 
 

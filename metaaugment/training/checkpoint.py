@@ -116,10 +116,10 @@ def load(folder: Path) -> dict[str, Any] | None:
 def of_run(folder: Path) -> dict[str, Any]:
     """The last checkpoint of what must be a run."""
     if not (folder / RECIPE).exists():
-        raise ValueError(f"{folder} is no run: it has no {RECIPE}; name the folder that train wrote to")
+        raise ValueError(f"{folder} is not a run: it has no {RECIPE}; name the folder that train wrote to")
     state = load(folder)
     if state is None:
-        raise ValueError(f"{folder} has no checkpoint yet; wait for its first epoch, or go on with --resume {folder}")
+        raise ValueError(f"{folder} has no checkpoint yet; wait for its first epoch, or continue it with --resume")
     return state
 
 
@@ -143,6 +143,6 @@ def _way_out(folder: Path) -> str:
         state = sealed.load(before, "checkpoint")
         return (
             f"the checkpoint before it is intact, after epoch {state['epoch']}; "
-            f"go on from there with: mv {before} {folder / LAST}"
+            f"continue from there with: mv {before} {folder / LAST}"
         )
     return f"there is no other checkpoint; start the run again in another folder, or remove {folder}"

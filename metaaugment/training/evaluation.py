@@ -49,5 +49,5 @@ def evaluate(
     add_up([sums])
     *found, count = sums.tolist()
     if count == 0:
-        raise ValueError("no image of a split can be read, so that there is nothing to evaluate on; mend the files")
+        raise ValueError("no image of a split can be read, so there is nothing to evaluate on; repair the files")
     return Score(*(value / count for value in found))

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 from metaaugment.sealed import write_atomically
 
-LARGEST = 1e100
+MAX_NUMBER = 1e100
 RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"
 BEGINNINGS = (LOCK, f".{RECIPE}.part", ".search.json.part")  # what is there before the recipe is
 
@@ -39,7 +39,7 @@ def give_up(folder: Path, first: str) -> bool:
 
 @contextmanager
 def locked(folder: Path, by: str = "", patience: float = 0.0) -> Iterator[None]:
-    """Nobody else trains into this folder meanwhile; a process that dies gives it free.
+    """Nobody else trains into this folder meanwhile; a process that dies releases it.
 
     Args:
         by: who it is that has it, for `last_locked`.
@@ -90,14 +90,14 @@ def write_json(file: Path, value: Mapping[str, Any]) -> None:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value of a JSON file can be computed with and drawn; whole numbers there have no end."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
 
 
 def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged: it is no JSON ({error})") from None
+        raise ValueError(f"{file} is damaged: it is not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise ValueError(f"{file} is damaged: it holds a {type(value).__name__}, not an object")
     return value

@@ -121,7 +121,7 @@ def of_slurm(environment: Environment) -> dict[str, str]:
     nodes = environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", "1"))
     if "MASTER_ADDR" not in environment and nodes != "1":
         raise ValueError(
-            "MASTER_ADDR is not set, so that the processes of several nodes cannot meet; ahead of srun say: "
+            "MASTER_ADDR is not set, so the processes of several nodes cannot meet; before srun, run: "
             'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         )
     return {
@@ -142,7 +142,7 @@ def own_device(kind: str) -> torch.device:
     if place >= count:
         raise ValueError(
             f"there are more than {count} processes on this machine, but only {count} GPUs, and each process needs one "
-            f"of its own; start {count}, or say --device cpu"
+            f"of its own; start {count}, or use --device cpu"
         )
     torch.cuda.set_device(place)
     return torch.device("cuda", place)

@@ -1,4 +1,4 @@
-"""`log.jsonl`: one JSON object an epoch."""
+"""`log.jsonl`: one JSON object per epoch."""
 
 import json
 import os

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from metaaugment.data.batches import Batches, derived_seed, once
+from metaaugment.data.batches import Batches, once
 from metaaugment.data.files import ImageFiles
-from metaaugment.distributed import collected, share, world_size
+from metaaugment.distributed import collected, world_size
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.ops import find_space
+from metaaugment.seeds import derived_seed
 from metaaugment.training.evaluation import evaluating
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -27,7 +28,7 @@ THUMBNAIL = 96  # pixels of a side that is shown, at most
 
 
 class Look:
-    """What was seen of the policy lately: one mini-batch an epoch, and many after the last one.
+    """What was seen of the policy lately: one mini-batch per epoch, and many after the last one.
 
     Args:
         batches: of the training split, in an order of their own.
@@ -81,7 +82,7 @@ class Look:
         looks = []
         for step in range(start, start + count):
             images, labels = next(stream)
-            place = self.batches.order(step // steps)[step % steps, share(self.batches.batch)]
+            place = self.batches.places(step)
             look = learner.look(images, labels, derived_seed(self.batches.seed, epoch, step))
             seen = _samples(look, epoch, place.repeat_interleave(copies, 0))
             seen |= {"images": look.images, "originals": images.repeat_interleave(copies, 0)}

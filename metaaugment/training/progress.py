@@ -15,7 +15,7 @@ NEWS = 30.0  # seconds between lines on what has no epochs
 
 
 class Bar(Watcher):
-    """One bar for the whole run, with running loss, last validation accuracy, images a second and the time left."""
+    """One bar for the whole run, with running loss, last validation accuracy, images per second and the time left."""
 
     def __init__(self, console: Console) -> None:
         columns = (
@@ -56,7 +56,7 @@ class Bar(Watcher):
 
 
 class Lines(Watcher):
-    """One line an epoch."""
+    """One line per epoch."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -118,6 +118,11 @@ def _told(loop: Sequence[int], what: str, console: Console) -> Iterator[int]:
             told, left = now, (now - began) / done * (len(loop) - done)
             console.print(f"{what}: {done} of {len(loop)}, {duration(left)} left", highlight=False)
         yield step
+
+
+def number_of(noun: str, number: int) -> str:
+    """A count and its noun: 1 epoch, 2 epochs."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def duration(seconds: float) -> str:

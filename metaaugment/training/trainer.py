@@ -17,12 +17,15 @@ from metaaugment.data.batches import Batch, Batches, once, own_part
 from metaaugment.distributed import add_up, agree, first, highest, leave_to_first, rank, world_size
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
+from metaaugment.policy import is_blind
 from metaaugment.training import checkpoint
 from metaaugment.training.checkpoint import Checkpoints
 from metaaugment.training.evaluation import evaluate
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Log, Row
 from metaaugment.training.look import Look
+
+LONGEST = 80  # characters of a value that an error names
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Watcher(Protocol):
 
 
 class Trainer:
-    """Trains a network through phases, with a log row an epoch, and a checkpoint where it does not cost too much.
+    """Trains a network through phases, with a log row per epoch, and a checkpoint where it does not cost too much.
 
     Of several processes each has a part of every mini-batch, and only the first one writes. They all keep the same
     parameters and the same generators, so that its checkpoint is continued by any number of them.
@@ -182,7 +185,7 @@ class Trainer:
     def _looked(self, epoch: int) -> Row:
         """What the policy does after an epoch: p, and how far the weights of a mini-batch spread."""
         learner = self.learner
-        if self.look is None or getattr(learner.policy, "blind", False):
+        if self.look is None or is_blind(learner.policy):
             return {}
         with self.precision():
             row = self.look.take(learner, epoch, self.validation if epoch == self.epochs else None)
@@ -334,7 +337,7 @@ def check_identity(file: Path, found: Mapping[str, Any], wanted: Mapping[str, An
             )
 
 
-def _said(value: object, most: int = 80) -> str:
+def _said(value: object) -> str:
     """A value in a line: what another program wrote may be of any length."""
     words = " ".join(repr(value).split())
-    return words if len(words) <= most else f"{words[:most]} …"
+    return words if len(words) <= LONGEST else f"{words[:LONGEST]} …"
