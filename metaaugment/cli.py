@@ -13,7 +13,6 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 import metaaugment
-from metaaugment.data import CorruptImage
 from metaaugment.distributed import Parted, rank
 from metaaugment.training import launch
 from metaaugment.training.faults import full_memory, lost_reader
@@ -512,8 +511,6 @@ def call(args: Sequence[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except CorruptImage as error:
-        fail(f"{error}; remove it, or pass --corrupt skip")
     except ValueError as error:
         fail(str(error))
     except Parted as error:
