@@ -46,30 +46,40 @@ class Figure:
     what: str
     steps: int
     epoch_seconds: float
+    steps_seconds: float  # of those the steps alone; the others are validation, log and checkpoint
     bare_seconds: float
     epoch_over_bare: float
+    steps_over_bare: float
     images_per_second: float
     over_baseline: float  # in time
 
 
 class Clock:
-    """Notes when each epoch ends."""
+    """Notes when each epoch ends, and how long its steps took."""
 
     def began(self, trainer: Trainer) -> None:
-        self.times = [time.perf_counter()]
+        self.times, self.steps = [time.perf_counter()], []
 
     def stepped(self, trainer: Trainer) -> None:
         pass
 
     def ended_epoch(self, trainer: Trainer, row: Row) -> None:
         self.times.append(time.perf_counter())
+        self.steps.append(row["seconds"])
 
     def ended(self, trainer: Trainer) -> None:
         pass
 
 
 def measure(
-    name: str, what: str, data: DataSet, place: run.Place, epochs: int, device: str, baseline: float | None
+    name: str,
+    what: str,
+    data: DataSet,
+    place: run.Place,
+    epochs: int,
+    repeats: int,
+    device: str,
+    baseline: float | None,
 ) -> Figure:
     method, variant = VARIANTS[what]
     variant, recipe = replace(variant, captured=device == "cuda"), RECIPES[name]()
@@ -82,31 +92,33 @@ def measure(
         trainer = run.trainer(experiment, place, Path(folder), run.Reader(), [clock])
         trainer.run()
     epoch = statistics.median(after - before for before, after in zip(clock.times[1:], clock.times[2:], strict=False))
-    steps = trainer.train.steps
+    alone, steps = statistics.median(clock.steps[1:]), trainer.train.steps
     del trainer, experiment
     gc.collect()
     bare = step.build(variant, recipe.network, recipe.batch, device)
     for _ in range(8 * variant.every):
         bare()
     times = variant.every * max(1, min(steps, 200) // variant.every)
-    seconds = statistics.median(timed(bare, times, device) / times for _ in range(5)) * steps
+    seconds = statistics.median(timed(bare, times, device) / times for _ in range(repeats)) * steps
     images = steps * recipe.batch / epoch
-    return Figure(name, what, steps, epoch, seconds, epoch / seconds, images, epoch / (baseline or epoch))
+    over = epoch / (baseline or epoch)
+    return Figure(name, what, steps, epoch, alone, seconds, epoch / seconds, alone / seconds, images, over)
 
 
 def main(recipes: Positional[tuple[str, ...]] = ("cifar10-wrn-40-2",), data: Path | None = None, epochs: int = 5,
-         device: str | None = None, out: Path | None = None) -> None:  # fmt: skip
+         repeats: int = 5, variants: tuple[str, ...] = tuple(VARIANTS), device: str | None = None,
+         out: Path | None = None) -> None:  # fmt: skip
     device = choose_device(device)
     figures: list[Figure] = []
     for name in recipes:
         baseline, recipe = None, RECIPES[name]()
         images = dataset(recipe.dataset, data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
-        for what in VARIANTS:
-            figures.append(measure(name, what, images, run.Place(device=device), epochs, device, baseline))
+        for what in variants:
+            figures.append(measure(name, what, images, run.Place(device=device), epochs, repeats, device, baseline))
             baseline = baseline or figures[-1].epoch_seconds
             print(asdict(figures[-1]), flush=True)
+            write(out, device, figures, epochs=epochs)  # after each: minutes of a GPU, and what ends them early
             torch.cuda.empty_cache()
-    write(out, device, figures, epochs=epochs)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ def assert_captured_equals_eager(eager: Joint, graph: Joint, steps: int) -> None
     for step in range(steps):
         for joint in (eager, graph):
             joint.task.param_groups[0]["lr"] = 0.05 / (1 + step)
+            joint.policy.param_groups[0]["lr"] = 0.01 / (1 + step)
         one = eager.learner.step(*next(train), eager.task, eager.policy, validation)
         other = captured(*next(train_again), validation_again)
         assert torch.equal(one.images, other.images)

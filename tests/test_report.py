@@ -499,6 +499,23 @@ def test_phases_on_purpose_are_not_warned_of(tmp_path: Path) -> None:
     assert said(write_run(tmp_path / "run", rows, random_epochs=4, frozen_epochs=5)) == ""
 
 
+def test_policy_saturated(tmp_path: Path) -> None:
+    """The course of a run on Omniglot with four copies; once it lasts, it is not said to be idle as well."""
+    course = [0.95] * 8 + [0.85, 0.7, 0.65, 0.6, 0.58, 0.34, 0.965] + [0.999] * 5
+
+    def warned(name: str, shares: list[float], **recipe: Any) -> str:
+        rows = [row(epoch, effective_samples=share) for epoch, share in enumerate(shares, 1)]
+        return said(write_run(tmp_path / name, rows, **recipe))
+
+    assert warned("run", course).startswith("Policy saturated: 60% of a mini-batch effectively trained the network")
+    assert "around epoch 12, and all weights are equal now" in warned("again", course)
+    longer = warned("longer", course + [0.9995] * 40)
+    assert longer.startswith("Policy saturated: 60%")
+    assert "idle" not in longer
+    assert warned("back", [min(share, 0.98) for share in course]) == "", "as on the digits"
+    assert warned("under", course, policy="learned.safetensors") == "", "what does not learn"
+
+
 def test_validation_overfitted(tmp_path: Path) -> None:
     up = [row(e, val_loss=0.3 if 8 <= e <= 13 else 0.6) for e in range(1, 21)]
     assert "was 0.3 around epoch 8, and is 0.6 now" in said(write_run(tmp_path / "up", up))

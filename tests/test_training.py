@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from metaaugment.experiments import experiment, run
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.training import checkpoint
+from metaaugment.training import checkpoint, machine, trainer
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Row
 from metaaugment.training.trainer import Trainer
@@ -177,6 +178,22 @@ def test_who_stops_a_run_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytes
     assert said.getvalue().endswith(f"stopped after epoch 1, step 1; nothing is lost, continue with: {command}\n")
 
 
+def test_a_result_names_every_commit_it_was_trained_at(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a checkpoint that is older than this record."""
+    first = sealed.load(stopped / checkpoint.LAST, "checkpoint")["commits"]
+    assert first == [machine.commit()]
+    for commit, after in (("b2", 1), ("b2", 1), ("c3", 99)):
+        monkeypatch.setattr(trainer, "commit", lambda name=commit: name)
+        monkeypatch.setattr(run, "Lines", lambda console, left=after: Stop(left))
+        with contextlib.suppress(Interrupted):
+            train(stopped, resume=True)
+    told = json.loads((stopped / "result.json").read_text())["commit"]
+    assert told == f"{first[0]}, continued at b2, continued at c3"
+    assert machine.single(told) == [first[0], "b2", "c3"]
+    assert learned_policy(stopped).provenance["commit"] == told
+    assert machine.in_turn([None, "c3"]) == "unknown, continued at c3"
+
+
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment"])
 def test_every_method_resumes(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tmp_path / "whole", method=method, epochs=2)
@@ -187,6 +204,36 @@ def test_every_method_resumes(method: str, tmp_path: Path, monkeypatch: pytest.M
     train(tmp_path / "run", resume=True, method=method, epochs=2)
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
     assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("random_epochs", [0, 1])
+def test_the_rate_of_the_policy_falls_along_a_cosine(
+    random_epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From policy_lr to 0 over all 12 steps, whatever phases there are; also of a run that was stopped between."""
+    rates: list[tuple[int, float]] = []
+
+    class Note(Stop):
+        def stepped(self, trainer: Trainer) -> None:
+            if trainer.policy_optimizer is not None:
+                rates.append((trainer.learner.steps, trainer.policy_optimizer.param_groups[0]["lr"]))
+            super().stepped(trainer)
+
+    changes: dict[str, Any] = {"policy_schedule": "cosine", "policy_lr": 0.02, "random_epochs": random_epochs}
+    for after in (7, 99):
+        monkeypatch.setattr(run, "Lines", lambda console, left=after: Note(left))
+        with contextlib.suppress(Interrupted):
+            train(tmp_path / "run", resume=after == 99, **changes)
+    assert [step for step, _ in rates] == list(range(1 + 4 * random_epochs, 13))
+    assert [rate for _, rate in rates] == pytest.approx(
+        [0.02 * math.cos(math.pi * (step - 1) / 24) ** 2 for step, _ in rates]
+    )
+    monkeypatch.undo()
+    train(tmp_path / "whole", **changes)
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+    train(tmp_path / "constant", **{**changes, "policy_schedule": "constant"})
+    assert rows(tmp_path / "constant") != rows(tmp_path / "whole")
 
 
 PHASES = {"epochs": 3, "random_epochs": 1, "frozen_epochs": 1, "every": 1}

@@ -10,7 +10,7 @@ import tyro
 
 from metaaugment.data import DATASETS
 from metaaugment.experiments.flags import flag, one_of, refuse
-from metaaugment.experiments.methods import METHODS, SAMPLERS
+from metaaugment.experiments.methods import METHODS
 from metaaugment.hypergradient import ROUTES
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import MAX_MAGNITUDE, SPACES
@@ -86,7 +86,9 @@ class Recipe:
     policy_optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimizer of the policy network and alpha; adam does not use --policy-momentum."""
     policy_lr: float = 1e-3
-    """Learning rate of the policy network and alpha, constant."""
+    """Learning rate of the policy network and alpha."""
+    policy_schedule: Literal["constant", "cosine"] = "constant"
+    """Course of that learning rate; along a cosine it falls to 0 with the task network's."""
     policy_momentum: float = 0.9
     """Momentum of the policy's SGD."""
     policy_weight_decay: float = 5e-4
@@ -143,8 +145,8 @@ class Recipe:
         """Refuse what no run can have, naming the flag."""
         for name, allowed in (
             ("dataset", DATASETS), ("network", NETWORKS), ("method", METHODS), ("route", ROUTES), ("space", SPACES),
-            ("policy_optimizer", ("sgd", "adam")), ("policy_network", POLICIES), ("extractor", ("shared", "own")),
-            ("transformations", SAMPLERS),
+            ("policy_network", POLICIES),
+            *((field.name, get_args(field.type)) for field in fields(self) if get_origin(field.type) is Literal),
         ):  # fmt: skip
             one_of(getattr(self, name), allowed, flag(name))
         self._refuse("split_seed", 0 <= self.split_seed < 2**32, f"0 to {2**32 - 1}")

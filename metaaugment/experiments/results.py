@@ -7,6 +7,7 @@ from typing import Any
 
 from metaaugment.experiments.tables import COMPARISONS, ROWS, Entry
 from metaaugment.training import folder as run_folder
+from metaaugment.training.machine import single
 from metaaugment.training.progress import duration
 
 Result = dict[str, Any]
@@ -102,7 +103,7 @@ def _table(row: str, entries: dict[str, list[Result]]) -> list[str]:
             duration(statistics.mean(result["seconds"] for result in results)) + beside,
             f"{statistics.mean(result['images_per_second'] for result in results):,.0f}",
             ", ".join(sorted({str(result["machine"]["hardware"]) for result in results})),
-            ", ".join(sorted({commit[:7] for r in results for commit in str(r["commit"]).split(", continued at ")})),
+            ", ".join(sorted({commit[:7] for r in results for commit in single(r["commit"])})),
         )
         lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return lines

@@ -30,7 +30,7 @@ from metaaugment.training.evaluation import Score, evaluate
 from metaaugment.training.interruption import Interrupted
 from metaaugment.training.launch import launch, restarted
 from metaaugment.training.look import Look
-from metaaugment.training.machine import commit, deterministic, machine
+from metaaugment.training.machine import deterministic, in_turn, machine
 from metaaugment.training.progress import Bar, Lines, TensorBoard, duration, number_of
 from metaaugment.training.schedule import cosine
 from metaaugment.training.trainer import Phase, Trainer, Watcher
@@ -161,7 +161,9 @@ def trainer(
         nesterov=recipe.nesterov, fused=device.type == "cuda",
     )  # fmt: skip
     optimizer = clipped(optimizer, recipe.clip)
-    rate = cosine(recipe.lr, recipe.epochs * batches.steps, recipe.warmup_epochs * batches.steps, recipe.warmup_lr)
+    steps = recipe.epochs * batches.steps
+    rate = cosine(recipe.lr, steps, recipe.warmup_epochs * batches.steps, recipe.warmup_lr)
+    policy_rate = cosine(recipe.policy_lr, steps) if recipe.policy_schedule == "cosine" else None
     identity = {
         **recipe.to_json(),
         "device": device.type,
@@ -175,7 +177,7 @@ def trainer(
     captured = place.capture and device.type == "cuda" and world_size() == 1 and not place.deterministic
     return Trainer(
         experiment.network, optimizer, phases, batches, validation, rate, out, identity, precision,
-        captured=captured, watchers=watchers, look=Look(looked_at, data.classes),
+        captured=captured, watchers=watchers, look=Look(looked_at, data.classes), policy_rate=policy_rate,
     )  # fmt: skip
 
 
@@ -287,7 +289,7 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: 
         },
         "recipe": recipe.to_json(),
         "machine": {**machine(experiment.device.type), "processes": world_size()},
-        "commit": commit(),
+        "commit": in_turn(trainer.commits),
     }
     run_folder.write_json(out / run_folder.RESULT, result)
     return result

@@ -97,17 +97,23 @@ CHANGED = (
     *(_changed(f"every-{every}", every=every, policy_lr=1e-3 * every) for every in (1, 4, 16)),
 )
 
-# What might learn more than the paper's: a wider space, where more has to be weighed; one function instead of two;
-# weights alone, with functions drawn uniformly; more to see; weights by the predicted alignment; more, or all, of the
+# What might learn more than the paper's: a policy whose learning rate falls with the task network's, since weights grow
+# sharper and sharper at the end; a wider space, where more has to be weighed; one function instead of two; weights
+# alone, with functions drawn uniformly; more to see; weights by the predicted alignment; more, or all, of the
 # validation images in each update.
+COSINE: dict[str, Any] = {"policy_schedule": "cosine"}
 WIDE: dict[str, Any] = {"space": "trivialaugment-wide"}
 SINGLE: dict[str, Any] = {**WIDE, "transformations": "singles"}
 PREDICTING: dict[str, Any] = {"policy_network": "regressing-exponential-clue-policy", "policy_batch": 1000}
 LEARNERS: dict[str, dict[str, Any]] = {
     "fast": {},
+    "fast-cosine": COSINE,
+    "fast-cosine-mt": {**COSINE, "copies": 4},
     "fast-wide": WIDE,
+    "fast-wide-cosine": {**WIDE, **COSINE},
     "fast-single": SINGLE,
     "fast-single-uniform": {**SINGLE, "epsilon": 1.0},
+    "fast-single-uniform-cosine": {**SINGLE, **COSINE, "epsilon": 1.0},
     "fast-clues": {"policy_network": "clue-policy", "policy_batch": 512, "policy_lr": 3.2e-2},
     "fast-predicting": PREDICTING,
     "fast-single-predicting": {**SINGLE, **PREDICTING},

@@ -4,13 +4,15 @@ import contextlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 import metaaugment
+
+CONTINUED = ", continued at "  # between the commits of a run
 
 
 def choose_device(device: str | None) -> str:
@@ -69,3 +71,12 @@ def commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("METAAUGMENT_COMMIT")
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def in_turn(commits: Sequence[str | None]) -> str | None:
+    """The commits of a run in words; `single` takes them apart again."""
+    return CONTINUED.join(known or "unknown" for known in commits) if len(commits) > 1 else commits[0]
+
+
+def single(commits: str | None) -> list[str]:
+    return str(commits).split(CONTINUED)

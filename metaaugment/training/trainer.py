@@ -24,6 +24,7 @@ from metaaugment.training.evaluation import evaluate
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Log, Row
 from metaaugment.training.look import Look
+from metaaugment.training.machine import commit
 
 LONGEST = 80  # characters of a value that an error names
 
@@ -63,7 +64,8 @@ class Trainer:
         optimizer: the task network's, one through all phases.
         phases: what is trained in turn.
         train, validation: mini-batches.
-        rate: learning rate of a step, counted over all epochs from 0.
+        rate, policy_rate: learning rate of a step, counted over all epochs from 0; the policy's stays what its
+            optimizer was made with if not given.
         folder: where log and checkpoints go.
         identity: what a checkpoint must agree on to be continued here; JSON.
         precision: makes the context of passes, `torch.autocast` for one.
@@ -85,9 +87,10 @@ class Trainer:
         captured: bool = False,
         watchers: Sequence[Watcher] = (),
         look: Look | None = None,
+        policy_rate: Callable[[int], float] | None = None,
     ) -> None:
         self.network, self.optimizer, self.phases = network, optimizer, phases
-        self.train, self.validation, self.rate = train, validation, rate
+        self.train, self.validation, self.rate, self.policy_rate = train, validation, rate, policy_rate
         self.folder, self.identity = folder, dict(identity)
         self.precision, self.captured, self.watchers, self.look = precision, captured, watchers, look
         self.log = Log(folder / "log.jsonl" if rank() == 0 else None)
@@ -97,12 +100,15 @@ class Trainer:
         self.step = 0  # finished ones of the epoch under way
         self.seconds = 0.0  # of the epoch under way
         self.sums = torch.zeros(3, dtype=torch.float64, device=train.device)
+        self.commits: list[str | None] = []  # of the code, those that it was trained at
         self.learner, self.policy_optimizer = self._begin(0, None)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Train to the end, or until a signal asks to stop: then a checkpoint is written and `Interrupted` raised."""
+        if (now := commit()) not in self.commits[-1:]:
+            self.commits.append(now)
         with Interruption() as interruption:
             self._start_streams()
             self._tell("began")
@@ -130,8 +136,9 @@ class Trainer:
     def _train_epoch(self, interruption: Interruption) -> Tensor:
         started = time.perf_counter() - self.seconds
         while self.step < self.train.steps:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.rate(self.learner.steps)
+            _set_rate(self.optimizer, self.rate(self.learner.steps))
+            if self.policy_optimizer is not None and self.policy_rate is not None:
+                _set_rate(self.policy_optimizer, self.policy_rate(self.learner.steps))
             with self.precision():
                 seen = self._iterate(*next(self._batches), self._validation_batches)
             self._add(seen)
@@ -266,6 +273,7 @@ class Trainer:
             "step": self.step,
             "seconds": self.seconds,
             "identity": self.identity,
+            "commits": self.commits,
             "log": self.log.rows,
             "sums": self.sums,
             "network": self.network.state_dict(),
@@ -289,6 +297,7 @@ class Trainer:
             for tally in self._tallies():
                 tally.zero_()  # the first process has it
         self.sums.copy_(state["sums"])
+        self.commits = state.get("commits", [None])  # which older checkpoints do not say
         if self.look is not None:
             self.look.load_state_dict(state.get("look", {}))
         for name, optimizer in (("task", self.optimizer), ("policy", self.policy_optimizer)):
@@ -306,6 +315,11 @@ class Trainer:
     def _tell(self, event: str, *news: object) -> None:
         for watcher in self.watchers:
             getattr(watcher, event)(self, *news)
+
+
+def _set_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def _lay_out(optimizer: Optimizer) -> None:
