@@ -180,18 +180,19 @@ def test_who_stops_a_run_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytes
 
 def test_a_result_names_every_commit_it_was_trained_at(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a checkpoint that is older than this record."""
-    first = sealed.load(stopped / checkpoint.LAST, "checkpoint")["commits"]
-    assert first == [machine.commit()]
+    first = machine.commit()
+    assert sealed.load(stopped / checkpoint.LAST, "checkpoint")["commit"] == first
     for commit, after in (("b2", 1), ("b2", 1), ("c3", 99)):
         monkeypatch.setattr(trainer, "commit", lambda name=commit: name)
         monkeypatch.setattr(run, "Lines", lambda console, left=after: Stop(left))
         with contextlib.suppress(Interrupted):
             train(stopped, resume=True)
     told = json.loads((stopped / "result.json").read_text())["commit"]
-    assert told == f"{first[0]}, continued at b2, continued at c3"
-    assert machine.single(told) == [first[0], "b2", "c3"]
+    assert told == f"{first}, continued at b2, continued at c3"
+    assert machine.single(told) == [first, "b2", "c3"]
     assert learned_policy(stopped).provenance["commit"] == told
-    assert machine.in_turn([None, "c3"]) == "unknown, continued at c3"
+    assert machine.continued(machine.UNKNOWN, "c3") == "unknown, continued at c3"
+    assert machine.continued(machine.continued(None, None), None) == "unknown", "what was installed"
 
 
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment"])

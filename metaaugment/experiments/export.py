@@ -14,7 +14,7 @@ from metaaugment.learner import Learner
 from metaaugment.networks import network
 from metaaugment.training import checkpoint
 from metaaugment.training import folder as run_folder
-from metaaugment.training.machine import in_turn, machine
+from metaaugment.training.machine import machine
 from metaaugment.transfer import LearnedPolicy
 
 
@@ -59,5 +59,5 @@ def _provenance(folder: Path, recipe: Recipe, state: dict[str, Any]) -> dict[str
         accuracy_key(known): known.get(accuracy_key(known)),
         "val_accuracy": known.get("val_accuracy"),
         "machine": known.get("machine") or machine("cpu"),
-        "commit": known.get("commit") or in_turn(state.get("commits", [None])),
+        "commit": known.get("commit") or state.get("commit"),
     }

@@ -30,7 +30,7 @@ from metaaugment.training.evaluation import Score, evaluate
 from metaaugment.training.interruption import Interrupted
 from metaaugment.training.launch import launch, restarted
 from metaaugment.training.look import Look
-from metaaugment.training.machine import deterministic, in_turn, machine
+from metaaugment.training.machine import deterministic, machine
 from metaaugment.training.progress import Bar, Lines, TensorBoard, duration, number_of
 from metaaugment.training.schedule import cosine
 from metaaugment.training.trainer import Phase, Trainer, Watcher
@@ -289,7 +289,7 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: 
         },
         "recipe": recipe.to_json(),
         "machine": {**machine(experiment.device.type), "processes": world_size()},
-        "commit": in_turn(trainer.commits),
+        "commit": trainer.commit,
     }
     run_folder.write_json(out / run_folder.RESULT, result)
     return result

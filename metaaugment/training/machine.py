@@ -4,7 +4,7 @@ import contextlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 import metaaugment
 
 CONTINUED = ", continued at "  # between the commits of a run
+UNKNOWN = "unknown"
 
 
 def choose_device(device: str | None) -> str:
@@ -73,9 +74,12 @@ def commit() -> str | None:
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
-def in_turn(commits: Sequence[str | None]) -> str | None:
+def continued(before: str | None, now: str | None) -> str:
     """The commits of a run in words; `single` takes them apart again."""
-    return CONTINUED.join(known or "unknown" for known in commits) if len(commits) > 1 else commits[0]
+    known = now or UNKNOWN
+    if before is None:
+        return known
+    return before if single(before)[-1] == known else f"{before}{CONTINUED}{known}"
 
 
 def single(commits: str | None) -> list[str]:

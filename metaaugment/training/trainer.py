@@ -24,7 +24,7 @@ from metaaugment.training.evaluation import evaluate
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Log, Row
 from metaaugment.training.look import Look
-from metaaugment.training.machine import commit
+from metaaugment.training.machine import UNKNOWN, commit, continued
 
 LONGEST = 80  # characters of a value that an error names
 
@@ -100,15 +100,14 @@ class Trainer:
         self.step = 0  # finished ones of the epoch under way
         self.seconds = 0.0  # of the epoch under way
         self.sums = torch.zeros(3, dtype=torch.float64, device=train.device)
-        self.commits: list[str | None] = []  # of the code, those that it was trained at
+        self.commit: str | None = None  # of the code, or several in turn, that it is trained at
         self.learner, self.policy_optimizer = self._begin(0, None)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Train to the end, or until a signal asks to stop: then a checkpoint is written and `Interrupted` raised."""
-        if (now := commit()) not in self.commits[-1:]:
-            self.commits.append(now)
+        self.commit = continued(self.commit, commit())
         with Interruption() as interruption:
             self._start_streams()
             self._tell("began")
@@ -273,7 +272,7 @@ class Trainer:
             "step": self.step,
             "seconds": self.seconds,
             "identity": self.identity,
-            "commits": self.commits,
+            "commit": self.commit,
             "log": self.log.rows,
             "sums": self.sums,
             "network": self.network.state_dict(),
@@ -297,7 +296,7 @@ class Trainer:
             for tally in self._tallies():
                 tally.zero_()  # the first process has it
         self.sums.copy_(state["sums"])
-        self.commits = state.get("commits", [None])  # which older checkpoints do not say
+        self.commit = str(state.get("commit", UNKNOWN))  # which older checkpoints do not say
         if self.look is not None:
             self.look.load_state_dict(state.get("look", {}))
         for name, optimizer in (("task", self.optimizer), ("policy", self.policy_optimizer)):
