@@ -90,11 +90,14 @@ def test_the_folder_of_a_run(uninterrupted: Path) -> None:
     assert json.loads((uninterrupted / "checkpoint.json").read_text())["epoch"] == 3
 
 
-@pytest.mark.parametrize(("every", "updates"), [(2, "2 policy"), (8, "0.5 policy")])
+UPDATES = {2: "2 policy updates", 4: "1 policy update", 8: "0.5 policy updates"}
+
+
+@pytest.mark.parametrize(("every", "updates"), UPDATES.items())
 def test_it_introduces_itself_with_what_an_epoch_has(every: int, updates: str, tmp_path: Path) -> None:
     said = io.StringIO()
     run.train(small(epochs=1, every=every), run.Place(out=tmp_path / "run"), Console(file=said, width=500))
-    assert f"an epoch is 4 steps of 50 images and {updates} updates, about" in said.getvalue()
+    assert f"an epoch is 4 steps of 50 images and {updates}, about" in said.getvalue()
 
 
 def test_the_test_set_is_looked_at_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,7 +235,7 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
     device = torch.cuda.get_device_name(experiment.device) if experiment.device.type == "cuda" else "the CPU"
     parameters = sum(parameter.numel() for parameter in experiment.network.parameters())
     updates = trainer.train.steps / recipe.every if recipe.learns else 0
-    number = f"{updates:,.1f}".removesuffix(".0")
+    number, noun = f"{updates:,.1f}".removesuffix(".0"), "update" if updates == 1 else "updates"
     # Over a plain step, measured by `metaaugment bench step` on an H200: a lagged policy update 1.5, an exact one 2.1.
     cost = 1 + (1.5 if recipe.lagged else 2.1) * updates / trainer.train.steps
     console.print(
@@ -247,7 +247,7 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
         f"{len(data.train):,} / {len(data.val):,} / {len(data.test):,} images in {data.num_classes:,} classes; "
         f"{recipe.network}, {parameters / 1e6:.1f} M parameters; an epoch is {trainer.train.steps:,} steps of "
         f"{recipe.batch * learner.copies} images"
-        + (f" and {number} policy updates, about {cost:.1f} × plain training" if updates else "")
+        + (f" and {number} policy {noun}, about {cost:.1f} × plain training" if updates else "")
         + f"; into {out}",
         highlight=False,
         soft_wrap=True,
