@@ -43,6 +43,7 @@ def test_step_compares_routes(tmp_path: Path) -> None:
     figures = {figure["variant"]: figure for figure in record["figures"]}
     assert figures["plain"]["over_plain"] == 1
     assert {"difference, exact", "difference, lagged", "forward, lagged", "double backward, lagged"} <= set(figures)
+    assert "difference, lagged, every 8 by 8" in figures
 
 
 def test_unknown_network_is_named() -> None:

@@ -3,7 +3,7 @@
 import gc
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -34,6 +34,7 @@ class Variant:
     lagged: bool = True
     every: int = 1
     captured: bool = False
+    validation: int = 1  # images of a policy update, in mini-batches; processed two of these at a time
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,18 @@ class Figure:
 
 
 def variants(captured: bool) -> list[Variant]:
-    """With every=8 a figure is the average over eight steps."""
+    """With every=8 a figure is the average over eight steps; by 8 means as many mini-batches of validation images."""
     joint = [
         Variant("difference, exact", "difference", lagged=False),
         Variant("difference, lagged", "difference"),
         Variant("difference, lagged, every 8", "difference", every=8),
+        Variant("difference, lagged, every 8 by 8", "difference", every=8, validation=8),
     ]
     others = [Variant("forward, lagged", "forward"), Variant("double backward, lagged", "unrolled")]
     plain = Variant("plain")
     if not captured:
         return [plain, *joint, *others]
-    graphs = [Variant(f"{v.name}, captured", v.route, v.lagged, v.every, True) for v in (plain, *joint)]
+    graphs = [replace(v, name=f"{v.name}, captured", captured=True) for v in (plain, *joint)]
     return [*graphs, plain, *joint[:2], *others]
 
 
@@ -124,17 +126,18 @@ def build(variant: Variant, name: str, batch: int, device: str) -> Callable[[], 
     policy = PolicyNetwork(feature_dim(net)).to(device)
     learner = Learner(
         net, TransformationSampler(), policy, route=variant.route, lagged=variant.lagged, every=variant.every,
-        prepare=prepare,
+        prepare=prepare, part=2 * batch,
     )  # fmt: skip
     policy_optimizer = sgd(learner.policy_parameters(), 1e-3, device)
     step = CapturedStep(learner, optimizer, policy_optimizer) if variant.captured else None
+    validation = batches if variant.validation == 1 else data(variant.validation * batch, device)
 
     def joint() -> None:
         with half:
             if step is not None:
-                step(*next(batches), batches)
+                step(*next(batches), validation)
             else:
-                learner.step(*next(batches), optimizer, policy_optimizer, batches)
+                learner.step(*next(batches), optimizer, policy_optimizer, validation)
 
     return joint
 
