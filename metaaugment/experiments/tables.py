@@ -98,31 +98,26 @@ CHANGED = (
 )
 
 # What might learn more than the paper's: a policy whose learning rate falls with the task network's, since weights grow
-# sharper and sharper at the end; a wider space, where more has to be weighed; one function instead of two; weights
-# alone, with functions drawn uniformly; more to see; weights by the predicted alignment; more, or all, of the
-# validation images in each update.
+# sharper and sharper at the end; four transformations of each image; more to see; weights by the predicted alignment,
+# with all of the validation images in each update; one function of a wider space, where more has to be weighed, drawn
+# by the policy or uniformly, so that only weights are learned.
 COSINE: dict[str, Any] = {"policy_schedule": "cosine"}
-WIDE: dict[str, Any] = {"space": "trivialaugment-wide"}
-SINGLE: dict[str, Any] = {**WIDE, "transformations": "singles"}
+CLUES: dict[str, Any] = {"policy_network": "clue-policy", "policy_batch": 512, "policy_lr": 3.2e-2}
 PREDICTING: dict[str, Any] = {"policy_network": "regressing-exponential-clue-policy", "policy_batch": 1000}
+SINGLE: dict[str, Any] = {"space": "trivialaugment-wide", "transformations": "singles"}
 LEARNERS: dict[str, dict[str, Any]] = {
     "fast": {},
     "fast-cosine": COSINE,
     "fast-cosine-mt": {**COSINE, "copies": 4},
-    "fast-wide": WIDE,
-    "fast-wide-cosine": {**WIDE, **COSINE},
-    "fast-single": SINGLE,
-    "fast-single-uniform": {**SINGLE, "epsilon": 1.0},
-    "fast-single-uniform-cosine": {**SINGLE, **COSINE, "epsilon": 1.0},
-    "fast-clues": {"policy_network": "clue-policy", "policy_batch": 512, "policy_lr": 3.2e-2},
+    "fast-clues-cosine": {**COSINE, **CLUES},
     "fast-predicting": PREDICTING,
+    "fast-predicting-labels": {**PREDICTING, "policy_network": "regressing-exponential-label-policy"},
+    "fast-single": SINGLE,
     "fast-single-predicting": {**SINGLE, **PREDICTING},
-    "fast-single-predicting-sharp": {**SINGLE, **PREDICTING, "sharpness": 2.0},
-    "fast-single-labels": {**SINGLE, **PREDICTING, "policy_network": "regressing-exponential-label-policy"},
+    "fast-single-uniform-cosine": {**SINGLE, **COSINE, "epsilon": 1.0},
 }
 REHEARSED = (
     _rehearsed("randaugment", method="randaugment"),
-    _rehearsed("randaugment-wide", method="randaugment", **WIDE),
     _rehearsed("trivialaugment", method="trivialaugment"),
     *(_rehearsed(name, method="metaaugment", **{**FAST, **changes}) for name, changes in LEARNERS.items()),
 )
