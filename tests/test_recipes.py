@@ -262,7 +262,7 @@ def test_an_impossible_name_is_refused_by_its_flag(field: str, value: Any) -> No
 
 def test_every_field_that_can_be_wrong_was_tried() -> None:
     """All but switches, files, and the name that the program itself gives."""
-    free = {"name", "policy", "pretrained", "nesterov", "lagged", "transfer", "flip", "learn_alpha",
+    free = {"name", "policy", "pretrained", "nesterov", "lagged", "transfer", "flip", "learn_alpha", "real_alpha",
             "local_statistics"}  # fmt: skip
     assert {field.name for field in fields(Recipe)} == IMPOSSIBLE.keys() | LATE.keys() | free
 

@@ -485,6 +485,7 @@ def test_warnings(figures: Any, recipe: Any, warning: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("figures", "recipe"), [
     ({"alpha": 0.1}, {"learn_alpha": False}),  # fixed on purpose
+    ({"alpha": 0.001}, {"real_alpha": True}),  # as the learning rate is at the end
     ({"alpha": 0.1}, {"policy": "learned.safetensors"}),  # under a policy that was learned before
     ({"alpha": 0.1, "effective_samples": 1.0}, {"method": "randaugment"}),
     ({"effective_samples": 0.3}, {}),

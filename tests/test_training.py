@@ -240,6 +240,33 @@ def test_the_rate_of_the_policy_falls_along_a_cosine(
     assert rows(tmp_path / "constant") != rows(tmp_path / "whole")
 
 
+def test_alpha_is_the_learning_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each step, learned by nobody; the policy is learned all the same, also after a stop."""
+    changes: dict[str, Any] = {"real_alpha": True, "policy_lr": 0.02}
+    found: list[tuple[float, float]] = []
+
+    class Note(Stop):
+        def stepped(self, trainer: Trainer) -> None:
+            found.append((float(trainer.learner.alpha), trainer.optimizer.param_groups[0]["lr"]))
+            assert trainer.learner.alpha not in set(trainer.learner.policy_parameters())
+            super().stepped(trainer)
+
+    for after in (6, 99):
+        monkeypatch.setattr(run, "Lines", lambda console, left=after: Note(left))
+        with contextlib.suppress(Interrupted):
+            train(tmp_path / "run", resume=after == 99, **changes)
+    monkeypatch.undo()
+    assert len(found) == 12
+    assert [alpha for alpha, _ in found] == pytest.approx([rate for _, rate in found])
+    assert found[0][1] == 0.1 > found[-1][1] > 0
+    train(tmp_path / "whole", **changes)
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+    train(tmp_path / "still", **{**changes, "policy_lr": 0.0})
+    learned, still = (final(tmp_path / name)["learner"]["policy"] for name in ("whole", "still"))
+    assert any(not torch.equal(learned[name], still[name]) for name in still)
+
+
 PHASES = {"epochs": 3, "random_epochs": 1, "frozen_epochs": 1, "every": 1}
 
 

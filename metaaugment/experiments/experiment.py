@@ -80,7 +80,7 @@ class Experiment:
         learns = any(parameter.requires_grad for parameter in policy.parameters())
         eyes = self.fresh_network() if learns and recipe.extractor == "own" else None
         learner = self.learner(sampler, policy, eyes, method.space if self.found is None else self.found.space)
-        learner.alpha.requires_grad_(recipe.learn_alpha)
+        learner.alpha.requires_grad_(recipe.learn_alpha and not recipe.real_alpha)
         if not learns:
             return learner, None
         learned, fused = learner.policy_parameters(), self.device.type == "cuda"

@@ -81,6 +81,8 @@ class Recipe:
     """Network that gives the policy its features: the task network, or one of its own, learned with it."""
     learn_alpha: bool = True
     """Learn the inner step size."""
+    real_alpha: bool = False
+    """Set it to the task network's learning rate in each step instead of learning it."""
     policy_batch: int = 128
     """Validation images per policy update; more than 256, or than a mini-batch, are processed in chunks."""
     policy_optimizer: Literal["sgd", "adam"] = "sgd"

@@ -178,6 +178,7 @@ def trainer(
     return Trainer(
         experiment.network, optimizer, phases, batches, validation, rate, out, identity, precision,
         captured=captured, watchers=watchers, look=Look(looked_at, data.classes), policy_rate=policy_rate,
+        alpha=rate if recipe.real_alpha else None,
     )  # fmt: skip
 
 

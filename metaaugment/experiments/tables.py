@@ -97,19 +97,20 @@ CHANGED = (
     *(_changed(f"every-{every}", every=every, policy_lr=1e-3 * every) for every in (1, 4, 16)),
 )
 
-# What might learn more than the paper's: a policy whose learning rate falls with the task network's, since weights grow
-# sharper and sharper at the end; four transformations of each image; more to see; weights by the predicted alignment,
-# with all of the validation images in each update; one function of a wider space, where more has to be weighed, drawn
-# by the policy or uniformly, so that only weights are learned.
+# What might learn more than the paper's. Under a constant rate weights grow sharper and sharper at the end; a learned α
+# looks far ahead, to where hard samples seem to harm; more to see; weights by the alignment that is predicted, from all
+# validation images; and a wider space, where more has to be weighed.
 COSINE: dict[str, Any] = {"policy_schedule": "cosine"}
-CLUES: dict[str, Any] = {"policy_network": "clue-policy", "policy_batch": 512, "policy_lr": 3.2e-2}
+REAL: dict[str, Any] = {"real_alpha": True, "policy_lr": 2.4e-2}
+CLUES: dict[str, Any] = {"policy_network": "clue-policy", "policy_batch": 512}
 PREDICTING: dict[str, Any] = {"policy_network": "regressing-exponential-clue-policy", "policy_batch": 1000}
 SINGLE: dict[str, Any] = {"space": "trivialaugment-wide", "transformations": "singles"}
 LEARNERS: dict[str, dict[str, Any]] = {
     "fast": {},
     "fast-cosine": COSINE,
     "fast-cosine-mt": {**COSINE, "copies": 4},
-    "fast-clues-cosine": {**COSINE, **CLUES},
+    "fast-real": REAL,
+    "fast-clues-real": {**CLUES, **REAL},
     "fast-predicting": PREDICTING,
     "fast-predicting-labels": {**PREDICTING, "policy_network": "regressing-exponential-label-policy"},
     "fast-single": SINGLE,

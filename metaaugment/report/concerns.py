@@ -93,10 +93,11 @@ def _never_updated(run: Run) -> bool:
 def alpha_at_zero(run: Run) -> str | None:
     """α has gone below a fiftieth of where it began: the gradient of the policy is proportional to it.
 
-    On the digits α stays within half and twice its start.
+    On the digits α stays within half and twice its start. One that is the learning rate falls to 0 on purpose.
     """
     alpha, start = _late(run.values("alpha")[_learning(run)]), run.recipe.get("alpha")
-    if not (run.learns and alpha <= (max(ALPHA_LEFT * start, 1e-4) if is_number(start) else 1e-4)):
+    least = max(ALPHA_LEFT * start, 1e-4) if is_number(start) else 1e-4
+    if not run.learns or run.recipe.get("real_alpha") is True or not alpha <= least:
         return None
     return (
         f"α at zero: it is {max(alpha, 0):.2g} now, and the policy learns in proportion to it. A step along the "

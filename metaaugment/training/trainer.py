@@ -71,6 +71,7 @@ class Trainer:
         precision: makes the context of passes, `torch.autocast` for one.
         captured: whether steps are replayed as CUDA graphs.
         look: keeps what is seen of a policy after each epoch.
+        alpha: the inner step size of a step, where it is not the learner's own.
     """
 
     def __init__(
@@ -88,11 +89,13 @@ class Trainer:
         watchers: Sequence[Watcher] = (),
         look: Look | None = None,
         policy_rate: Callable[[int], float] | None = None,
+        alpha: Callable[[int], float] | None = None,
     ) -> None:
         self.network, self.optimizer, self.phases = network, optimizer, phases
         self.train, self.validation, self.rate, self.policy_rate = train, validation, rate, policy_rate
         self.folder, self.identity = folder, dict(identity)
         self.precision, self.captured, self.watchers, self.look = precision, captured, watchers, look
+        self.alpha = alpha
         self.log = Log(folder / "log.jsonl" if rank() == 0 else None)
         self.checkpoints = Checkpoints(folder)
         self.epochs = sum(phase.epochs for phase in phases)
@@ -138,6 +141,8 @@ class Trainer:
             _set_rate(self.optimizer, self.rate(self.learner.steps))
             if self.policy_optimizer is not None and self.policy_rate is not None:
                 _set_rate(self.policy_optimizer, self.policy_rate(self.learner.steps))
+            if self.alpha is not None:
+                self.learner.alpha.detach().fill_(self.alpha(self.learner.steps))
             with self.precision():
                 seen = self._iterate(*next(self._batches), self._validation_batches)
             self._add(seen)
