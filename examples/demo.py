@@ -7,12 +7,15 @@ runs are kept; one that was interrupted continues where it stopped.
 """
 
 import os
+import signal
 import statistics
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
@@ -46,11 +49,17 @@ def train(method: str, seed: int, epochs: int, folder: Path) -> tuple[str, int, 
     return method, seed, run.train(recipe(method, seed, epochs), place, Console(quiet=True))["test_accuracy"]
 
 
-def train_all(seeds: int, epochs: int, folder: Path) -> Iterator[tuple[str, int, float]]:
+def train_all(seeds: int, epochs: int, folder: Path) -> Generator[tuple[str, int, float], None, None]:
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:
         runs = [processes.submit(train, method, seed, epochs, folder) for method in METHODS for seed in range(seeds)]
-        for done in as_completed(runs):
-            yield done.result()
+        try:
+            for done in as_completed(runs):
+                yield done.result()
+        except BaseException:  # also of a signal: the trainings end behind a checkpoint
+            processes.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.terminate()
+            raise
 
 
 def table(accuracies: dict[str, list[float]]) -> Table:
@@ -92,8 +101,8 @@ def main(out: Path = Path("demo"), seeds: int = 3, epochs: int = 300) -> None:
     total = len(METHODS) * seeds
     console.print(f"{total} runs of {epochs} epochs, {os.cpu_count()} at a time; logs are in {out / 'runs'}")
     accuracies: dict[str, dict[int, float]] = {method: {} for method in METHODS}
-    with console.status("training"):
-        for count, (method, seed, accuracy) in enumerate(train_all(seeds, epochs, out / "runs"), 1):
+    with console.status("training"), closing(train_all(seeds, epochs, out / "runs")) as finished:
+        for count, (method, seed, accuracy) in enumerate(finished, 1):
             accuracies[method][seed] = accuracy
             console.print(f"{count}/{total}  {method}, seed {seed}: {accuracy:.2%}", highlight=False)
     console.print(f"Test accuracy on digits in percent, 10 training images per class, {seeds} seeds:", highlight=False)
@@ -104,4 +113,10 @@ def main(out: Path = Path("demo"), seeds: int = 3, epochs: int = 300) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        tyro.cli(main)
+    except KeyboardInterrupt:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # it is ending already
+        sys.exit("stopped; the same command goes on from here")

@@ -31,6 +31,7 @@ Gradient = Sequence[Tensor]
 # The attribute by which a layer says that its backward pass is not the derivative of its forward pass, and by which it
 # is asked for the expectation of both.
 EXPECTATION = "at_expectation"
+SCALE = 2.0**10
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,10 @@ def inner_gradient(
     losses: Float[Tensor, " n"], weights: Float[Tensor, " n"], parameters: Parameters, retain_graph: bool
 ) -> list[Tensor | None]:
     """Eq. 2: g = Σ V_i ∇L_i(w), with None for parameters that have no part in the losses."""
-    weighted = (weights.detach() * losses).sum()
-    return list(torch.autograd.grad(weighted, list(parameters.values()), retain_graph=retain_graph, allow_unused=True))
+    # A power of two, the same on all processes: nothing vanishes in float16, and otherwise not a bit changes.
+    weighted = (SCALE * weights.detach() * losses).sum()
+    gradient = torch.autograd.grad(weighted, list(parameters.values()), retain_graph=retain_graph, allow_unused=True)
+    return [None if g is None else g / SCALE for g in gradient]
 
 
 def filled(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -86,7 +89,7 @@ def difference(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
 
 def forward(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
     """One pass in forward mode: exact, for networks whose layers all support it."""
-    with torch.no_grad(), forward_ad.dual_level():
+    with torch.no_grad(), forward_ad.dual_level(), torch.compiler.set_stance("force_eager"):
         tangents = zip(training.parameters.items(), v, strict=True)
         dual = {name: forward_ad.make_dual(w.detach(), tangent.to(w.dtype)) for (name, w), tangent in tangents}
         try:
@@ -101,7 +104,7 @@ def forward(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
 def unrolled(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
     """Backward through the backward pass of the inner update: s is the derivative of ⟨Jᵀ V, v⟩ in V."""
     w = {name: parameter.detach().requires_grad_() for name, parameter in training.parameters.items()}
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         losses = training.losses(training.again(at(training.network, w)))
         weights = torch.ones_like(losses, requires_grad=True)
         g = torch.autograd.grad(losses, list(w.values()), weights, create_graph=True, allow_unused=True)

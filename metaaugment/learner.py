@@ -42,6 +42,7 @@ from metaaugment.replay import Replay, no_draws, precisions
 from metaaugment.transformation import Transformation, apply
 
 Batch = tuple[Tensor, Tensor]
+STARTS_OVER = "one iterator that starts over at its end: itertools.chain.from_iterable(itertools.repeat(loader))"
 
 
 class Sampler(Protocol):
@@ -78,7 +79,7 @@ class Learner:
         every: the policy is updated on each `every`-th step.
         copies: transformations drawn for each image of a mini-batch.
         alpha: where the learned inner step size starts.
-        loss: from logits and labels to one loss per sample; cross-entropy if not given.
+        loss: from logits and labels to one loss per sample, each of its own logits alone; cross-entropy if not given.
         before: uint8 to uint8 on training images, ahead of the transformation (flip).
         after: the same behind it (Cutout).
         prepare: uint8 to what the network takes, for training and validation; division by 255 if not given.
@@ -119,6 +120,7 @@ class Learner:
             raise ValueError(f"alpha is {alpha:g}; a step size starts at 0 or above")
         if getattr(network, "static_graph", False):
             raise ValueError("DistributedDataParallel's static_graph=True fits one backward pass per step; drop it")
+        _check_kinds(network, sampler, policy)
         self.network = network
         self.parameters = self._trained()
         like = next(iter(self.parameters.values()))
@@ -139,7 +141,9 @@ class Learner:
         self.fill = fill
         self.part = part
         self.features = Features(bare(network) if extractor is None else extractor, features)
-        self.alpha = nn.Parameter(torch.tensor(alpha, dtype=like.dtype, device=like.device))
+        self.alpha = nn.Parameter(
+            torch.tensor(alpha, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+        )
         self.steps = 0
         # While a step is captured the host cannot look: whether the last gradients were not finite, for the optimizers.
         self.not_finite: Tensor | None = None
@@ -191,7 +195,10 @@ class Learner:
             inputs = self.prepare(images)
         replay, eyes, buffers = Replay(self.device), None, self._buffers()
         with replay.first(), self.features.watched(), self._precision_noted(replay):
+            before = inputs._version
             logits = self.network(inputs)
+            if inputs._version != before:  # and every further pass would start from something else
+                raise ValueError("the network changes its input in place; let it work on a copy, as x = x - mean does")
             losses = self._losses(logits, labels, "training")
         if self.extractor is not None:
             eyes = Replay(self.device, "extractor")
@@ -223,8 +230,16 @@ class Learner:
         bit for bit as before, also after an exception.
         """
         check_batch(images, labels, self.device, "validation")
+        if images.dtype != seen.images.dtype:
+            theirs, ours = _short(images.dtype), _short(seen.images.dtype)
+            raise ValueError(
+                f"the validation images are {theirs}, the training images {ours}; give them alike, since both go "
+                "through prepare="
+            )
         own, g = self._inner_gradient(seen, retain_graph=not self.lagged)  # ŵ = w − α g is Eq. 2
         v = self._gradient_ahead(seen, g, images, labels)  # ∇ L_val(ŵ)
+        if self.route is ROUTES["difference"] and "repeatable" not in self._checked:
+            self._check_repeatable(seen)
         seen.alignment = self.alignment(seen, v)  # s = J v
         learned = self.policy_parameters()
         gradients = filled(torch.autograd.grad(self._outer_loss(seen), learned, allow_unused=True), learned)
@@ -396,13 +411,10 @@ class Learner:
         # Each process has its share of the validation batch; the sum over them is the mean over the whole.
         count = total(torch.full_like(self.alpha.detach(), len(images)))
         v: list[Tensor] = []
-        with undisturbed(network):
+        with undisturbed(network), at_expectation(network):  # backward too: checkpointing makes the pass again there
             for part in self._parts(len(images), count):
                 some, theirs = images[part], labels[part]
-                with (
-                    at_expectation(network),
-                    torch.autocast(self.device.type, replay.precision, replay.autocast, cache_enabled=False),
-                ):
+                with torch.autocast(self.device.type, replay.precision, replay.autocast, cache_enabled=False):
                     losses = self._losses(network(self.prepare(some)), theirs, "validation")
                 mean = torch.ones_like(losses) / count.to(losses.dtype)
                 own = filled(inner_gradient(losses, mean, self.parameters, retain_graph=False), w)
@@ -455,10 +467,10 @@ class Learner:
     def _to_unit_range(self, images: Tensor) -> Tensor:
         if images.dtype != torch.uint8:
             raise ValueError(
-                f"the images are {str(images.dtype).removeprefix('torch.')}, and without prepare= they are divided by "
+                f"the images are {_short(images.dtype)}, and without prepare= they are divided by "
                 "255; give uint8 images, training and validation alike, or say with prepare= what the network takes"
             )
-        return images.to(self.alpha.dtype) / 255
+        return images.to(next(iter(self.parameters.values())).dtype) / 255
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """What is trained of the network; looked up at each step, as layers may be frozen or weights replaced."""
@@ -476,12 +488,30 @@ class Learner:
                 f"the policy's parameters are {theirs} and the network's {self.alpha.dtype}; make the policy the same "
                 f"with .to({self.alpha.dtype})"
             )
+        shared = set() if self.extractor is None else set(self.extractor.parameters()) & set(self.parameters.values())
+        if shared:
+            raise ValueError(
+                f"the extractor has {len(shared)} parameters of the task network, which the policy would learn too; "
+                "leave out extractor= to see through the task network, or give a copy of it"
+            )
         own = isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters())
         if own and self.lagged:
             raise ValueError(
                 "the loss has parameters of its own, which get no gradient where w is updated with that of Eq. 2; use "
                 "lagged=False"
             )
+
+    @torch.no_grad()
+    def _check_repeatable(self, seen: Observation) -> None:
+        """Once: the pass made again at w itself gives what it gave; a difference of two draws is no derivative."""
+        training = self._pass(seen)
+        again, logits = training.again(training.network), seen.logits.detach()
+        if norm([again - logits]) > training.precision ** (2 / 3) * norm([logits]):
+            raise ValueError(
+                "the network gives other logits when its training pass is made again, and no difference of passes is "
+                "its derivative; keep its state in buffers, and draw from torch's, numpy's or Python's own generators"
+            )
+        self._checked.add("repeatable")
 
     def _finite(self, gradients: Sequence[Tensor]) -> bool:
         finite = total(norm(gradients)).isfinite()  # on all processes, each of which may have a part only
@@ -508,19 +538,32 @@ class Learner:
         engine.queue_callback(lambda: engine.queue_callback(guard))
 
 
+def _check_kinds(network: object, sampler: object, policy: object) -> None:
+    for name, module in (("network", network), ("policy", policy)):
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"the {name} is a {type(module).__name__}; it must be a torch.nn.Module")
+    if isinstance(sampler, type) or not hasattr(sampler, "sample"):
+        what = f"the class {sampler.__name__}" if isinstance(sampler, type) else f"a {type(sampler).__name__}"
+        raise ValueError(f"the sampler is {what}; give an object that draws, such as TransformationSampler()")
+
+
 def next_batch(batches: Iterator[Batch]) -> Batch:
     """The next of the validation batches that `step` is given."""
     if not isinstance(batches, Iterator):
-        raise ValueError(
-            f"validation_batches is a {type(batches).__name__}; give one iterator that starts over at its end, such as "
-            "itertools.cycle of it"
-        )
+        raise ValueError(f"validation_batches is a {type(batches).__name__}; give {STARTS_OVER}")
     try:
-        return next(batches)
+        batch = next(batches)
     except StopIteration:
-        raise ValueError(
-            "the validation batches have run out; give an iterator that starts over, such as itertools.cycle"
-        ) from None
+        raise ValueError(f"the validation batches have run out; give {STARTS_OVER}") from None
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        length = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+        raise ValueError(f"a validation batch is a {type(batch).__name__}{length}; it must be (images, labels)")
+    images, labels = batch
+    return images, labels
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def accumulate(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:

@@ -69,7 +69,8 @@ def reading(file: Path) -> Iterator[dict[str, Any]]:
     except sealed.Damaged as error:
         raise sealed.Damaged(file, error.reason, WAY_OUT) from None
     except OSError as error:
-        raise sealed.Damaged(file, f"cannot be read ({error.strerror or error})", "give a policy file") from None
+        way = "name a policy file; that of a run is made by metaaugment export RUN FILE"
+        raise sealed.Damaged(file, f"cannot be read ({error.strerror or error})", way) from None
     try:
         yield tree
     except Foreign as error:
@@ -151,7 +152,10 @@ def copied_extractor(source: Source, tensors: Mapping[str, Tensor], own: nn.Modu
     if own is not None:
         return _fitted(deepcopy(plain(own)).float(), tensors, "w")
     if source.network is None:
-        raise Foreign("its extractor is a network of its user's own; pass it with extractor=")
+        raise Foreign(
+            "its extractor is a network of its user's own; load it in Python with extractor=network, where "
+            ".sampler_only().save(FILE) leaves a policy that needs none"
+        )
     if source.network not in NETWORKS:
         raise Foreign(
             f"unknown network {source.network!r}; pass it with extractor=, or use one of {', '.join(sorted(NETWORKS))}"

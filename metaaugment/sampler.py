@@ -53,7 +53,7 @@ class TransformationSampler:
         """Collect the raw outputs P of a mini-batch; those that are not finite are left out."""
         functions = self.probabilities.shape[0]
         self.to(outputs.device)
-        pair = (transformation.first * functions + transformation.second).to(outputs.device)
+        pair = (transformation.first.long() * functions + transformation.second.long()).to(outputs.device)
         outputs = outputs.detach().double()
         finite = outputs.isfinite()
         sums, counts = self.present.view(2, -1)
@@ -123,7 +123,7 @@ class FixedSampler(TransformationSampler):
     def __init__(self, probabilities: Float[Tensor, "K K"] | None = None) -> None:
         super().__init__()
         if probabilities is not None:
-            self.probabilities = probabilities.double()
+            self.probabilities = probabilities.to(torch.float64, copy=True)
 
     def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
         self.to(outputs.device)

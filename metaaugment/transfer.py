@@ -295,7 +295,12 @@ class LearnedPolicy:
             return cls(p, source, provenance=provenance)
         theta, w = learner.policy.state_dict(), seen_through.state_dict()
         policy = copied_policy(policy_name(learner.policy), theta, num_classes)
-        extractor = copied_extractor(source, w, seen_through if network_name is None else None)
+        try:
+            extractor = copied_extractor(source, w, seen_through if network_name is None else None)
+        except ValueError as error:
+            if network_name is None:
+                raise
+            raise ValueError(f"the learner's network is no {network_name}: {error}; None stands for your own") from None
         return cls(p, source, policy, extractor, provenance)
 
     def digest(self) -> str:

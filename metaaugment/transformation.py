@@ -146,7 +146,8 @@ def apply(
     colors = _check_fill(fill, images.shape[1])
     if images.dtype.is_floating_point:
         if images.device.type == "cpu":  # elsewhere the check would make the host wait; there values are cut off
-            _refuse(images, ~((images >= 0) & (images <= 1)), "images holds", "floating-point images lie in [0, 1]")
+            good = (images >= 0) & (images <= 1)
+            _refuse(images, ~good, "images holds", "floating-point images lie in [0, 1], before they are normalised")
         pixels = (images.float() * 255).round_().nan_to_num_().clamp_(0, 255).to(torch.uint8)
         return apply(pixels, transformation, space, colors).to(images.dtype) / 255
     if len(images) == 0:
@@ -188,7 +189,7 @@ def _check_images(images: Tensor, transformation: Transformation) -> None:
         raise ValueError(f"images has shape {tuple(images.shape)}; a batch is [n, channels, height, width]")
     n, channels, height, width = images.shape
     if channels not in (1, 3):
-        raise ValueError(f"images has {channels} channels; 1 (grey) and 3 (RGB) are allowed")
+        raise ValueError(f"images has {channels} channels, its second axis; 1 (grey) and 3 (RGB) are allowed")
     if not 1 <= min(height, width) <= max(height, width) <= MAX_SIDE:
         raise ValueError(f"images are {height} by {width} pixels; sides of 1 to {MAX_SIDE} are allowed")
     if n != len(transformation):

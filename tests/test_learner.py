@@ -516,6 +516,29 @@ class LearnedTemperature(nn.Module):
         return nn.functional.cross_entropy(logits * self.temperature, labels, reduction="none")
 
 
+class InPlace(nn.Module):
+    """Normalises the images that it is given where they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.inner(images.sub_(0.5).div_(0.25))
+
+
+class OwnDraws(nn.Module):
+    """Noise from a generator that nobody else knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.inner(images + 0.1 * torch.randn(images.shape, generator=self.generator))
+
+
 MISTAKES = {
     "no linear layer": (lambda: learner(nn.Conv2d(3, 5, 1)), r"no linear layer .* with features="),
     "no such layer": (lambda: learner(features="body.99"), r"features='body.99' is not a layer .* \['output'\]"),
@@ -570,6 +593,40 @@ MISTAKES = {
         lambda: learner(small().double()),
         r"policy's parameters are torch.float32 and the network's torch.float64; .* with .to\(torch.float64\)",
     ),
+    "no module": (
+        lambda: learner(lambda images: images),  # type: ignore[arg-type]
+        r"the network is a function; it must be a torch.nn.Module",
+    ),
+    "policy and sampler in the wrong order": (
+        lambda: ma.Learner(small(), ma.PolicyNetwork(8), ma.TransformationSampler()),  # type: ignore[arg-type]
+        r"the policy is a TransformationSampler; it must be a torch.nn.Module",
+    ),
+    "the class of a sampler": (
+        lambda: ma.Learner(small(), ma.TransformationSampler, ma.PolicyNetwork(8)),  # type: ignore[arg-type]
+        r"the sampler is the class TransformationSampler; give an object that draws, such as Tr",
+    ),
+    "the task network as an extractor of its own": (
+        lambda: ma.Learner(net := small(), ma.TransformationSampler(), ma.PolicyNetwork(8), extractor=net),
+        r"the extractor has \d+ parameters of the task network, which the policy would learn too; leave out extractor=",
+    ),
+    "an input changed in place": (
+        lambda: learner(InPlace()).observe(*data()),
+        r"the network changes its input in place; let it work on a copy",
+    ),
+    "draws of its own": (
+        lambda: (joint := learner(OwnDraws())).step(*data(), *optimizers(joint), iter([data()])),
+        r"gives other logits when its training pass is made again, .*; keep its state in buffers, and draw from torch",
+    ),
+    "validation images of another kind": (
+        lambda: (joint := learner(prepare=lambda x: x / 255)).step(
+            *data(), *optimizers(joint), iter([(data()[0] / 255, data()[1])])
+        ),
+        r"the validation images are float32, the training images uint8; give them alike",
+    ),
+    "a validation batch of three": (
+        lambda: (joint := learner()).step(*data(), *optimizers(joint), iter([(*data(), 0)])),  # type: ignore[list-item]
+        r"a validation batch is a tuple of 3; it must be \(images, labels\)",
+    ),
     "a loss that learns": (
         lambda: learner(loss=LearnedTemperature(), lagged=True),
         r"the loss has parameters of its own, .*; use lagged=False",
@@ -580,7 +637,7 @@ MISTAKES = {
     ),
     "no more validation batches": (
         lambda: (joint := learner()).step(*data(), *optimizers(joint), iter([])),
-        r"the validation batches have run out; give an iterator that starts over",
+        r"the validation batches have run out; give one iterator that starts over",
     ),
     "no validation": (
         lambda: (joint := learner()).step(*data(), torch.optim.SGD(joint.network.parameters(), 0.1)),
@@ -594,6 +651,48 @@ def test_a_whole_checkpoint_is_no_state_of_a_learner() -> None:
         KeyError, match=r"not a state of a learner, but has network, learner; give what its state_dict\(\)"
     ):
         learner().load_state_dict({"network": {}, "learner": {}})
+
+
+@pytest.mark.parametrize("route", ["difference", "forward", "unrolled"])
+def test_a_compiled_part_of_the_network_has_its_share_of_the_alignment(route: str) -> None:
+    """Compiled code knows neither tangents nor second derivatives, and drops them without a word."""
+    torch.manual_seed(0)
+    trunk, head = nn.Sequential(nn.Conv2d(3, 8, 16), nn.Tanh(), nn.Flatten()), nn.Linear(8, CLASSES)
+    head.requires_grad_(False)
+    compiled = nn.Sequential(torch.compile(trunk, backend="aot_eager"), head)
+    found = []
+    for network, by in ((nn.Sequential(trunk, head), "unrolled"), (compiled, route)):
+        torch.manual_seed(1)
+        joint = learner(network, policy=ma.PolicyNetwork(8), route=by)
+        seen = joint.observe(*data())
+        joint.policy_backward(seen, *data())
+        found.append(seen.alignment)
+    assert found[0].abs().max() > 1e-3
+    torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-2 * float(found[0].abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_alpha_and_the_policy_learn_in_float32_beside_a_half_network(dtype: torch.dtype) -> None:
+    """Small steps would be rounded away: the neighbours of 0.1 are 5e-4 from it in bfloat16, and 6e-5 in float16."""
+    torch.manual_seed(0)
+    joint = learner(small().to(dtype), prepare=lambda images: images.to(dtype) / 255)
+    assert joint.alpha.dtype == torch.float32
+    task, policy = torch.optim.SGD(joint.network.parameters(), 0.01), torch.optim.SGD(joint.policy_parameters(), 1e-6)
+    before = joint.alpha.detach().clone(), state(joint.policy)
+    joint.step(*data(), task, policy, iter([data()]))
+    assert 0 < abs(joint.alpha - before[0]) < 3e-5
+    assert any(not torch.equal(value, before[1][name]) for name, value in joint.policy.state_dict().items())
+
+
+def test_gradients_do_not_vanish_under_float16() -> None:
+    """Each of many samples has a small part of a small loss: against the same in float32."""
+    torch.manual_seed(0)
+    joint, batch = learner(loss=lambda logits, labels: 1e-3 * ma.learner.cross_entropy(logits, labels)), data(512)
+    exact = joint.validation_gradient(*batch)
+    with torch.autocast("cpu", torch.float16):
+        half = joint.validation_gradient(*batch)
+    for one, other in zip(half, exact, strict=True):
+        assert (one - other).norm() <= 0.1 * other.norm()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -8,7 +8,7 @@ import torch
 import metaaugment as ma
 from metaaugment import IdentitySampler, Transformation, TransformationSampler, UniformSampler
 from metaaugment.ops import INDEX
-from metaaugment.sampler import SingleSampler, draw_pairs, probabilities
+from metaaugment.sampler import FixedSampler, SingleSampler, draw_pairs, probabilities
 
 
 def transformation(first: list[int], second: list[int]) -> Transformation:
@@ -147,3 +147,17 @@ def test_wrong_settings_are_named() -> None:
         TransformationSampler(window=0)
     with pytest.raises(ValueError, match="for other functions than this sampler's"):
         TransformationSampler().load_state_dict(TransformationSampler(functions=2).state_dict())
+
+
+def test_small_indices_are_counted_in_their_pair() -> None:
+    """13 · 14 + 13 is more than a signed byte holds."""
+    sampler, last = TransformationSampler(), torch.full((4,), 13, dtype=torch.int8)
+    sampler.record(Transformation(last, last, torch.zeros(4, 2), torch.ones(4, 2)), torch.ones(4))
+    assert sampler.present[1, 13, 13] == sampler.present[1].sum() == 4
+
+
+def test_a_fixed_sampler_keeps_what_it_was_given() -> None:
+    p = torch.full((14, 14), 1 / 196, dtype=torch.float64)
+    fixed = FixedSampler(p)
+    p.zero_()
+    assert fixed.probabilities.sum() == pytest.approx(1)

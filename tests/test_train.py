@@ -120,6 +120,9 @@ def test_a_corrupt_image_is_named_or_skipped_and_counted(tmp_path: Path, capsys:
     assert program("train", "folder", "--data", root, *FOLDER, "--corrupt", "skip", "--out", tmp_path / "run") == 0
     assert "skipped 2 image files that could not be read" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "result.json").read_text())["unreadable_files"] == 2
+    named = (tmp_path / "run" / "unreadable.txt").read_text().splitlines()
+    assert len(named) == 2
+    assert all(Path(file).exists() for file in named)
 
 
 def test_a_file_may_be_called_what_it_will(policy: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -100,6 +100,15 @@ def test_it_introduces_itself_with_what_an_epoch_has(every: int, updates: str, t
     assert f"an epoch is 4 steps of 50 images and {updates}, about" in said.getvalue()
 
 
+def test_a_policy_that_will_never_be_updated_is_said_so_at_the_start(tmp_path: Path) -> None:
+    said = io.StringIO()
+    run.train(small(epochs=1, every=5), run.Place(out=tmp_path / "run"), Console(file=said, width=500))
+    assert "the policy will never be updated: --every is 5, and there are only 4 steps to learn in;" in said.getvalue()
+    longer = io.StringIO()
+    run.train(small(epochs=2, every=5), run.Place(out=tmp_path / "longer"), Console(file=longer, width=500))
+    assert "the policy will" not in longer.getvalue()
+
+
 def test_the_test_set_is_looked_at_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     once = run.once

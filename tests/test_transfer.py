@@ -465,7 +465,9 @@ def test_a_network_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
     network, file = Own(), tmp_path / "policy.safetensors"
     policy = export(trained(network, ma.PolicyNetwork(8), features="neck"), network=None)
     policy.save(file)
-    with pytest.raises(ValueError, match=r"a network of its user's own; pass it with extractor="):
+    with pytest.raises(ValueError, match=r"learner's network is no small-cnn: the tensor .*; None stands for your own"):
+        export(trained(network, ma.PolicyNetwork(8), features="neck"))
+    with pytest.raises(ValueError, match=r"a network of its user's own; load it in Python with extractor=network"):
         LearnedPolicy.load(file)
     with pytest.raises(ValueError, match=r"cannot be used here: .* pass the extractor that it was learned with"):
         LearnedPolicy.load(file, extractor=ma.network("small-cnn", CLASSES))

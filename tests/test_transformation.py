@@ -156,7 +156,7 @@ def test_draws_are_uniform_with_fair_signs() -> None:
         (torch.zeros(1, 3, 4, 4, dtype=torch.int64), r"dtype torch.int64; use torch.uint8, or floating point"),
         (torch.zeros(1, 3, 4, 4, dtype=torch.bool), r"dtype torch.bool"),
         (torch.zeros(3, 4, 4, dtype=torch.uint8), r"shape \(3, 4, 4\); a batch is \[n, channels, height, width\]"),
-        (torch.zeros(1, 2, 4, 4, dtype=torch.uint8), r"2 channels; 1 \(grey\) and 3 \(RGB\)"),
+        (torch.zeros(1, 2, 4, 4, dtype=torch.uint8), r"2 channels, its second axis; 1 \(grey\) and 3 \(RGB\)"),
         (torch.zeros(1, 4, 4, 4, dtype=torch.uint8), r"4 channels"),
         (torch.zeros(1, 3, 0, 4, dtype=torch.uint8), r"0 by 4 pixels; sides of 1 to 16383"),
         (torch.zeros(1, 1, 20_000, 1, dtype=torch.uint8), r"20000 by 1 pixels"),

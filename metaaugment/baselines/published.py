@@ -42,6 +42,11 @@ def find(policy: Path | str) -> FoundPolicy:
         values = json.loads(file.read_text())
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"{file} is not a policy of a compared system, which are JSON files; a learned policy is for --method "
+            "metaaugment, and metaaugment inspect says what is in it"
+        ) from None
     except FileNotFoundError:
         raise ValueError(f"there is no policy {policy}; name a file, or one of {', '.join(PUBLISHED)}") from None
     except (ValueError, RecursionError) as error:

@@ -257,7 +257,7 @@ def check_enough(validation: Split, samples: int, batch: int) -> None:
     if len(validation) < 2 * SMALLEST:
         raise ValueError(
             f"the validation split has {len(validation)} images, and its halves are compared; hold out at least "
-            f"{2 * SMALLEST}"
+            f"{2 * SMALLEST}, of a folder of images in its folder val"
         )
     classes = int(validation.labels.max()) + 1
     if len(validation) < classes:

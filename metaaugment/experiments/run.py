@@ -23,6 +23,7 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.results import accuracy_key
 from metaaugment.ops import find_space
+from metaaugment.sealed import write_atomically
 from metaaugment.seeds import LOOKS, ORDER, VALIDATION_ORDER, derived_seed
 from metaaugment.training import checkpoint, faults
 from metaaugment.training import folder as run_folder
@@ -37,6 +38,7 @@ from metaaugment.training.trainer import Phase, Trainer, Watcher
 
 # How long processes that were started again wait for those before them to let go of the folder, in seconds.
 DYING = 30.0
+UNREADABLE = "unreadable.txt"  # in the folder of a run that went past such files
 
 
 def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] = frozenset()) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
             if (sentence := _in_words(error, recipe, place, out)) is None:
                 raise
             raise sentence from None
-        unreadable = len(set().union(*everyone(reader.unreadable)))
+        unreadable = sorted(set().union(*everyone(reader.unreadable)))
         result = first(lambda: _result(experiment, training, score, unreadable, out))
     conclude(result, out, console)
     return result
@@ -255,12 +257,21 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
     )
     if data.note:
         console.print(data.note, highlight=False, soft_wrap=True)
+    learning = recipe.epochs - recipe.random_epochs - recipe.frozen_epochs
+    if recipe.learns and learning * updates < 1:
+        console.print(
+            f"the policy will never be updated: --every is {recipe.every}, and there are only "
+            f"{number_of('step', learning * trainer.train.steps)} to learn in; lower --every, or train longer",
+            highlight=False,
+        )
     if resumed:
         console.print(f"continuing after epoch {trainer.epoch}, step {trainer.step}", highlight=False)
 
 
-def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: int, out: Path) -> dict[str, Any]:
-    """What a run comes to, written into its folder."""
+def _result(
+    experiment: Experiment, trainer: Trainer, score: Score, unreadable: Sequence[Path], out: Path
+) -> dict[str, Any]:
+    """What a run comes to, written into its folder, with the files that could not be read."""
     rows, recipe = trainer.log.rows, experiment.recipe
     seconds = sum(row["seconds"] for row in rows)
     cuda = experiment.device.type == "cuda"
@@ -281,7 +292,7 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: 
         "seconds": seconds,
         "images_per_second": sum(row["images_per_second"] * row["seconds"] for row in rows) / seconds,
         "peak_memory_mib": torch.cuda.max_memory_allocated(experiment.device) / 2**20 if cuda else None,
-        "unreadable_files": unreadable,
+        "unreadable_files": len(unreadable),
         "data": {
             "fingerprint": trainer.identity["data"],
             "train": len(experiment.data.train),
@@ -292,6 +303,8 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: 
         "machine": {**machine(experiment.device.type), "processes": world_size()},
         "commit": trainer.commit,
     }
+    if unreadable:
+        write_atomically(out / UNREADABLE, lambda part: part.write_text("".join(f"{file}\n" for file in unreadable)))
     run_folder.write_json(out / run_folder.RESULT, result)
     return result
 
@@ -299,7 +312,9 @@ def _result(experiment: Experiment, trainer: Trainer, score: Score, unreadable: 
 def conclude(result: dict[str, Any], out: Path, console: Console) -> None:
     if result["unreadable_files"]:
         skipped = number_of("image file", result["unreadable_files"])
-        console.print(f"skipped {skipped} that could not be read", highlight=False)
+        console.print(
+            f"skipped {skipped} that could not be read; see {out / UNREADABLE}", highlight=False, soft_wrap=True
+        )
     accuracy = accuracy_key(result)
     words = "test accuracy" if accuracy == "test_accuracy" else "accuracy on held-back images"
     top5 = accuracy.replace("accuracy", "top5")

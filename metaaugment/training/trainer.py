@@ -172,7 +172,7 @@ class Trainer:
             "train_accuracy": train_accuracy,
             "val_loss": score.loss,
             "val_accuracy": score.top1,
-            "alpha": float(learner.alpha.detach()),
+            "alpha": max(0.0, float(learner.alpha.detach())),  # as the next step has it
             "lr": self.rate(learner.steps - 1),
             "effective_samples": effective,  # 1 / ΣV², as a share of the mini-batch
             "skipped": learner.skipped,
