@@ -56,7 +56,9 @@ def inner_gradient(
     # A power of two, the same on all processes: nothing vanishes in float16, and otherwise not a bit changes.
     weighted = (SCALE * weights.detach() * losses).sum()
     gradient = torch.autograd.grad(weighted, list(parameters.values()), retain_graph=retain_graph, allow_unused=True)
-    return [None if g is None else g / SCALE for g in gradient]
+    found = [g for g in gradient if g is not None]
+    scaled_back = iter(torch._foreach_div(found, SCALE) if found else ())
+    return [None if g is None else next(scaled_back) for g in gradient]
 
 
 def filled(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -506,7 +506,7 @@ class Learner:
         """Once: the pass made again at w itself gives what it gave; a difference of two draws is no derivative."""
         training = self._pass(seen)
         again, logits = training.again(training.network), seen.logits.detach()
-        if norm([again - logits]) > training.precision ** (2 / 3) * norm([logits]):
+        if norm([again - logits]) > training.precision**0.5 * norm([logits]):  # of rounding there is far less
             raise ValueError(
                 "the network gives other logits when its training pass is made again, and no difference of passes is "
                 "its derivative; keep its state in buffers, and draw from torch's, numpy's or Python's own generators"
