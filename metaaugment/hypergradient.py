@@ -13,8 +13,9 @@ Three routes lead to s, each a function of the same arguments. `difference` is t
 and `unrolled` the slow and obvious one that the others are tested against.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -31,7 +32,7 @@ Gradient = Sequence[Tensor]
 # The attribute by which a layer says that its backward pass is not the derivative of its forward pass, and by which it
 # is asked for the expectation of both.
 EXPECTATION = "at_expectation"
-SCALE = 2.0**10
+SCALE = 2.0**10  # of gradients on their way back
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,14 @@ def inner_gradient(
     found = [g for g in gradient if g is not None]
     scaled_back = iter(torch._foreach_div(found, SCALE) if found else ())
     return [None if g is None else next(scaled_back) for g in gradient]
+
+
+def not_compiled() -> AbstractContextManager[object]:
+    """What torch.compile has made knows neither tangents nor second derivatives, and drops them without a word.
+
+    Where nothing was compiled yet its machinery, which is slow to load, is left alone.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def filled(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -91,7 +100,7 @@ def difference(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
 
 def forward(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
     """One pass in forward mode: exact, for networks whose layers all support it."""
-    with torch.no_grad(), forward_ad.dual_level(), torch.compiler.set_stance("force_eager"):
+    with torch.no_grad(), forward_ad.dual_level(), not_compiled():
         tangents = zip(training.parameters.items(), v, strict=True)
         dual = {name: forward_ad.make_dual(w.detach(), tangent.to(w.dtype)) for (name, w), tangent in tangents}
         try:
@@ -106,7 +115,7 @@ def forward(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
 def unrolled(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
     """Backward through the backward pass of the inner update: s is the derivative of ⟨Jᵀ V, v⟩ in V."""
     w = {name: parameter.detach().requires_grad_() for name, parameter in training.parameters.items()}
-    with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+    with torch.enable_grad(), not_compiled():
         losses = training.losses(training.again(at(training.network, w)))
         weights = torch.ones_like(losses, requires_grad=True)
         g = torch.autograd.grad(losses, list(w.values()), weights, create_graph=True, allow_unused=True)

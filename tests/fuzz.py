@@ -42,7 +42,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from PIL import Image, ImageCms  # noqa: F401 - the latter is imported for images in LAB
 
 from harm import Account, Fault, Hang, Watch, clocked, judge, resident
-from outside import TARGETS, Files, Seeds
+from outside import TARGETS, Files, Seeds, build
 
 ADDRESSES = 2**32  # bytes of address space that a process may have more than at its beginning
 CHUNK = 500
@@ -97,6 +97,8 @@ def ready(seeds: Seeds, folder: Path) -> Watch:
                     reader(folder)
 
         fuzz(name, 0, 1 if name in ("page", "command") else 20, seeds, folder, first)
+    put(folder, {"recipe.json": seeds.file("run/recipe.json")})
+    build(folder)  # those that are spoiled may all be refused before their first step
     limit = resident("VmSize") + ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     return Watch()
