@@ -26,7 +26,7 @@ from metaaugment.experiments.experiment import assemble
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.training.log import Row
 from metaaugment.training.machine import choose_device
-from metaaugment.training.trainer import Trainer
+from metaaugment.training.trainer import Trainer, Watcher
 
 # What is trained, by which method, and the bare step that it is held against.
 VARIANTS = {
@@ -54,21 +54,15 @@ class Figure:
     over_baseline: float  # in time
 
 
-class Clock:
+class Clock(Watcher):
     """Notes when each epoch ends, and how long its steps took."""
 
     def began(self, trainer: Trainer) -> None:
         self.times, self.steps = [time.perf_counter()], []
 
-    def stepped(self, trainer: Trainer) -> None:
-        pass
-
     def ended_epoch(self, trainer: Trainer, row: Row) -> None:
         self.times.append(time.perf_counter())
         self.steps.append(row["seconds"])
-
-    def ended(self, trainer: Trainer) -> None:
-        pass
 
 
 def measure(

@@ -124,7 +124,7 @@ class Learner:
         self.network = network
         self.parameters = self._trained()
         like = next(iter(self.parameters.values()))
-        self.device = like.device
+        self.device, self.dtype = like.device, like.dtype
         self.sampler = sampler
         self.policy = policy
         self.extractor = extractor
@@ -141,9 +141,8 @@ class Learner:
         self.fill = fill
         self.part = part
         self.features = Features(bare(network) if extractor is None else extractor, features)
-        self.alpha = nn.Parameter(
-            torch.tensor(alpha, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-        )
+        single = torch.promote_types(self.dtype, torch.float32)  # in half precision small steps are rounded away
+        self.alpha = nn.Parameter(torch.tensor(alpha, dtype=single, device=self.device))
         self.steps = 0
         # While a step is captured the host cannot look: whether the last gradients were not finite, for the optimizers.
         self.not_finite: Tensor | None = None
@@ -470,7 +469,7 @@ class Learner:
                 f"the images are {_short(images.dtype)}, and without prepare= they are divided by "
                 "255; give uint8 images, training and validation alike, or say with prepare= what the network takes"
             )
-        return images.to(next(iter(self.parameters.values())).dtype) / 255
+        return images.to(self.dtype) / 255
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """What is trained of the network; looked up at each step, as layers may be frozen or weights replaced."""
@@ -485,8 +484,8 @@ class Learner:
         theirs = next((p.dtype for p in self.policy.parameters() if p.requires_grad), self.alpha.dtype)
         if theirs != self.alpha.dtype:
             raise ValueError(
-                f"the policy's parameters are {theirs} and the network's {self.alpha.dtype}; make the policy the same "
-                f"with .to({self.alpha.dtype})"
+                f"the policy's parameters are {theirs}; for a network of {self.dtype} they must be {self.alpha.dtype}: "
+                f"convert the policy with .to({self.alpha.dtype})"
             )
         shared = set() if self.extractor is None else set(self.extractor.parameters()) & set(self.parameters.values())
         if shared:

@@ -591,7 +591,11 @@ MISTAKES = {
     ),
     "a policy of another precision": (
         lambda: learner(small().double()),
-        r"policy's parameters are torch.float32 and the network's torch.float64; .* with .to\(torch.float64\)",
+        r"parameters are torch.float32; for a network of torch.float64 they must be torch.float64: .* with .to",
+    ),
+    "a policy that would round its steps away": (
+        lambda: learner(small().bfloat16(), policy=ma.PolicyNetwork(128).bfloat16()),
+        r"are torch.bfloat16; for a network of torch.bfloat16 they must be torch.float32: .* \.to\(torch.float32",
     ),
     "no module": (
         lambda: learner(lambda images: images),  # type: ignore[arg-type]

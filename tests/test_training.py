@@ -191,7 +191,6 @@ def test_who_stops_a_run_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_result_names_every_commit_it_was_trained_at(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a checkpoint that is older than this record."""
     first = machine.commit()
     assert sealed.load(stopped / checkpoint.LAST, "checkpoint")["commit"] == first
     for commit, after in (("b2", 1), ("b2", 1), ("c3", 99)):
@@ -203,8 +202,16 @@ def test_a_result_names_every_commit_it_was_trained_at(stopped: Path, monkeypatc
     assert told == f"{first}, continued at b2, continued at c3"
     assert machine.single(told) == [first, "b2", "c3"]
     assert learned_policy(stopped).provenance["commit"] == told
-    assert machine.continued(machine.UNKNOWN, "c3") == "unknown, continued at c3"
     assert machine.continued(machine.continued(None, None), None) == "unknown", "what was installed"
+
+
+def test_a_checkpoint_from_before_that_record_is_continued(stopped: Path) -> None:
+    state = sealed.load(stopped / checkpoint.LAST, "checkpoint")
+    del state["commit"]
+    sealed.save(stopped / checkpoint.LAST, "checkpoint", state)
+    train(stopped, resume=True)
+    told = json.loads((stopped / "result.json").read_text())["commit"]
+    assert told == f"unknown, continued at {machine.commit()}"
 
 
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment"])
