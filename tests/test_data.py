@@ -145,6 +145,34 @@ def test_a_rehearsal_has_validation_images_for_its_test() -> None:
         whole.rehearsal(0.001, 0)
 
 
+def test_a_rehearsal_may_have_training_images_for_its_test() -> None:
+    whole = dataset("digits", per_class=10)
+    part = whole.rehearsal(0.3, 0, of="training")
+    assert part.val is whole.val
+    assert "30 training images stand in for the test images" in part.note
+    assert part.train.labels.bincount().tolist() == [7] * 10
+    assert part.test.labels.bincount().tolist() == [3] * 10
+    together = torch.cat([part.train.images, part.test.images]).flatten(1).tolist()
+    assert sorted(together) == sorted(whole.train.images.flatten(1).tolist())
+    assert part.fingerprint() != whole.rehearsal(0.3, 1, of="training").fingerprint()
+    with pytest.raises(ValueError, match=r"--held-back is 0\.001, which is none of the 100 training images"):
+        whole.rehearsal(0.001, 0, of="training")
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_no_class_is_left_without_training_images(share: float) -> None:
+    """Classes of one, two, none and forty."""
+    labels = torch.arange(4).repeat_interleave(torch.tensor([1, 2, 0, 40]))
+    images = Images(torch.zeros(len(labels), 3, 1, 1, dtype=torch.uint8), labels)
+    data = DataSet("mine", images, images, images, tuple("abcd"), (0.5,) * 3, (0.2,) * 3, (0,) * 3)
+    part = data.rehearsal(share, 0, of="training")
+    left = part.train.labels.bincount(minlength=4)
+    assert left[0] == 1
+    assert left[1] >= 1
+    assert left[3] == 40 - round(40 * share)
+    assert len(part.train) + len(part.test) == len(labels)
+
+
 def drawn(labels: Tensor, share: float, seed: int) -> tuple[DataSet, Tensor, Tensor]:
     """A data set with these validation labels, and where in them the images are that are held back, and left."""
     images = torch.arange(len(labels)).view(-1, 1, 1, 1)

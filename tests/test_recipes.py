@@ -242,7 +242,7 @@ IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
 }
 # These are refused later or, of a file, not at all; and by another name than the flag's.
 LATE: dict[str, Any] = {
-    "dataset": "nope", "network": "nope", "space": "nope", "policy_optimizer": "nope",
+    "dataset": "nope", "network": "nope", "space": "nope", "policy_optimizer": "nope", "held_back_from": "nope",
     "policy_schedule": "nope", "split_seed": -1,
     "policy_network": "nope", "extractor": "nope", "transformations": "nope",
 }  # fmt: skip

@@ -113,13 +113,14 @@ def test_a_comparison_is_run_by_its_name_alone() -> None:
     }
 
 
-@pytest.mark.parametrize("name", [name for name in COMPARISONS if name.startswith("rehearsal-")])
-def test_a_rehearsal_holds_back_half_and_each_recipe_is_possible(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in COMPARISONS if name.startswith(("halves-", "rehearsal-"))])
+def test_a_rehearsal_holds_back_images_and_each_recipe_is_possible(name: str) -> None:
     (row,) = find_rows((name,))
     recipes = {entry.name: row.run(entry, 0, None, None) for entry in row.entries}
     for recipe in recipes.values():
         recipe.check()
-        assert recipe.held_back == 0.5
+        of = (0.5, "validation") if name.startswith("halves-") else (0.2, "training")
+        assert (recipe.held_back, recipe.held_back_from) == of
     assert len({json.dumps(recipe.to_json()) for recipe in recipes.values()}) == len(recipes)
 
 
@@ -131,7 +132,7 @@ def test_what_was_held_back_is_no_test(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "rehearsed-fast-seed0.json").write_text(json.dumps(held_back | {"held_back_accuracy": 0.25}))
     report = results.markdown(tmp_path)
-    assert "### rehearsal-omniglot-wrn-40-2" in report
+    assert "### halves-omniglot-wrn-40-2" in report
     assert "the test images are not looked at" in report
     assert "| rehearsed-fast | 25.00 | 1 |" in report
     assert "(table-3)" not in report
@@ -539,7 +540,7 @@ def test_every_accuracy_of_the_report_has_its_files() -> None:
     for folder in (ROOT / "results").iterdir():
         values: dict[str, list[float]] = {}
         for file in sorted(folder.glob("*-seed*.json")) if folder.is_dir() else []:
-            judge = "held_back_accuracy" if file.name.startswith("rehearsed-") else "test_accuracy"
+            judge = "held_back_accuracy" if file.name.startswith(("rehearsed-", "tried-")) else "test_accuracy"
             values.setdefault(file.name.split("-seed")[0], []).append(json.loads(file.read_text())[judge])
         for entry, found in values.items():
             deviation = f" ± {100 * statistics.stdev(found):.2f}" if len(found) > 1 else ""

@@ -117,27 +117,32 @@ def test_the_test_set_is_looked_at_once_at_the_end(tmp_path: Path, monkeypatch: 
     assert looks == [597]
 
 
-def test_a_rehearsal_never_looks_at_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("of", "size"), [("validation", 100), ("training", 200)])
+def test_a_rehearsal_never_looks_at_the_test_set(
+    of: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = []
     once = run.once
     monkeypatch.setattr(run, "once", lambda split, *more: looks.append(split) or once(split, *more))
-    train(tmp_path / "run", epochs=1, held_back=0.25, transformations="singles")
-    whole, (held_back,) = dataset("digits", size=16), looks
-    assert len(held_back) == 25
-    rows = {tuple(row) for row in whole.val.images.flatten(1).tolist()}
+    train(tmp_path / "run", epochs=1, held_back=0.25, held_back_from=of, transformations="singles")
+    whole, (held_back,) = dataset("digits", size=16, per_class=20), looks
+    assert len(held_back) == size // 4
+    rows = {tuple(row) for row in (whole.val if of == "validation" else whole.train).images.flatten(1).tolist()}
     assert {tuple(row) for row in held_back.images.flatten(1).tolist()} <= rows
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert not any(key.startswith("test") for key in result)
-    assert 25 * result["held_back_accuracy"] == pytest.approx(round(25 * result["held_back_accuracy"]))
+    right = len(held_back) * result["held_back_accuracy"]
+    assert right == pytest.approx(round(right))
 
 
 def test_a_policy_that_has_seen_what_is_held_back_is_refused(uninterrupted: Path, tmp_path: Path) -> None:
     file = tmp_path / "policy.safetensors"
     learned_policy(uninterrupted).save(file)
     with pytest.raises(
-        ValueError, match=r"--held-back is 0\.5, but --policy .* was learned on digits with 0, and has seen"
+        ValueError,
+        match=r"--held-back is 0\.5 of the training images, but --policy .* was learned on digits with 0",
     ):
-        train(tmp_path / "run", policy=file, held_back=0.5)
+        train(tmp_path / "run", policy=file, held_back=0.5, held_back_from="training")
     with pytest.raises(
         ValueError, match=r"--split-seed is 1, but --policy .* was learned on digits with 0, and .*; use --split-seed 0"
     ):
@@ -146,7 +151,10 @@ def test_a_policy_that_has_seen_what_is_held_back_is_refused(uninterrupted: Path
     found = tmp_path / "found.json"  # as a search writes it
     values = json.loads((published._FOLDER / "dada-cifar10.json").read_text())
     found.write_text(json.dumps(values | {"search": {"recipe": small().to_json()}}))
-    for changes, flag in (({"held_back": 0.5}, "--held-back is 0.5"), ({"split_seed": 1}, "--split-seed is 1")):
+    for changes, flag in (
+        ({"held_back": 0.5}, "--held-back is 0.5 of the validation images"),
+        ({"split_seed": 1}, "--split-seed is 1"),
+    ):
         with pytest.raises(ValueError, match=f"{flag}, but --policy .* was learned on digits"):
             train(tmp_path / "run", method="dada", policy=found, **changes)
     said = io.StringIO()

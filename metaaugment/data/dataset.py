@@ -11,8 +11,10 @@ import torch
 from metaaugment.data import cifar, digits, folder, omniglot
 from metaaugment.data.layout import Missing, data_root
 from metaaugment.data.progress import Progress, silent
-from metaaugment.data.splits import Split, Splits, portion, split
+from metaaugment.data.splits import Split, Splits, apportion, portion, split
 from metaaugment.transformation import MAX_SIDE
+
+STAND_IN = "stand in for the test images, which are not looked at"
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +43,28 @@ class DataSet:
     def channels(self) -> int:
         return len(self.mean)
 
-    def rehearsal(self, share: float, seed: int) -> "DataSet":
-        """The same without its test images, for which a share of the validation images of each class stands in.
+    def rehearsal(self, share: float, seed: int, of: str = "validation") -> "DataSet":
+        """The same without its test images, for which a share of the validation, or of the training images stands in,
+        drawn class by class.
 
         A class with a single validation image is held back or left as a whole, by the seed: as many of these classes
-        are held back as make the share its size.
+        are held back as make the share its size. Of the training images of a class one is always left.
         """
+        return self._training_rehearsed(share, seed) if of == "training" else self._validation_rehearsed(share, seed)
+
+    def _training_rehearsed(self, share: float, seed: int) -> "DataSet":
+        sizes = torch.bincount(self.train.labels, minlength=self.num_classes).tolist()
+        shares = apportion(round(share * sum(sizes)), sizes)
+        counts = [min(count, max(size - 1, 0)) for count, size in zip(shares, sizes, strict=True)]
+        if not sum(counts):
+            raise ValueError(
+                f"--held-back is {share:g}, which is none of the {len(self.train)} training images; choose more"
+            )
+        held_back, left = split(self.train.labels, seed, counts)
+        note = f"{len(held_back):,} training images {STAND_IN}"
+        return replace(self, train=self.train.take(left), test=self.train.take(held_back), note=f"{self.note}; {note}")
+
+    def _validation_rehearsed(self, share: float, seed: int) -> "DataSet":
         sizes = torch.bincount(self.val.labels, minlength=self.num_classes).tolist()
         counts = portion(share, sizes, seed)
         for name, size, count in zip(self.classes, sizes, counts, strict=True):
@@ -61,7 +79,7 @@ class DataSet:
                 "held back, and some be left; choose nearer to 0.5, or hold out more"
             )
         held_back, left = split(self.val.labels, seed, counts)
-        note = f"{len(held_back):,} validation images stand in for the test images, which are not looked at"
+        note = f"{len(held_back):,} validation images {STAND_IN}"
         return replace(self, val=self.val.take(left), test=self.val.take(held_back), note=f"{self.note}; {note}")
 
     def fingerprint(self) -> str:

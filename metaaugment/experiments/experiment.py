@@ -205,19 +205,22 @@ def data_of(recipe: Recipe, place: Place) -> DataSet:
         data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
     except Refused as error:
         raise ValueError(f"{flag(error.name)} is {error.value}; {error.allowed}") from None
-    return data.rehearsal(recipe.held_back, recipe.split_seed) if recipe.held_back else data
+    share, of = recipe.held_back, recipe.held_back_from
+    return data.rehearsal(share, recipe.split_seed, of) if share else data
 
 
 def _check_unseen(recipe: Recipe, learned: object) -> None:
     """Refuse a policy that has learned from the images that it would be judged by. `learned`: the recipe it is from."""
     if not isinstance(learned, dict) or learned.get("dataset") != recipe.dataset:
         return
-    found = learned.get("held_back", 0.0), learned.get("split_seed", 0)
-    if recipe.held_back and found != (recipe.held_back, recipe.split_seed):
+    share, of = recipe.held_back, recipe.held_back_from
+    found = learned.get("held_back", 0.0), learned.get("split_seed", 0), learned.get("held_back_from", "validation")
+    if share and found != (share, recipe.split_seed, of):
         raise ValueError(
-            f"--held-back is {recipe.held_back:g}, but --policy {recipe.policy} was learned on {recipe.dataset} with "
-            f"{found[0]:g}, and has seen images that are held back now; take one that was learned with "
-            f"--held-back {recipe.held_back:g} --split-seed {recipe.split_seed}"
+            f"--held-back is {share:g} of the {of} images, but --policy {recipe.policy} was learned on "
+            f"{recipe.dataset} with {found[0]:g}, of the {found[2]} images, and has seen some that are held back now; "
+            f"take one that was learned with --held-back {share:g} --held-back-from {of} --split-seed "
+            f"{recipe.split_seed}"
         )
     if found[1] != recipe.split_seed and recipe.dataset not in FIXED_TEST:
         raise ValueError(

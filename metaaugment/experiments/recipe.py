@@ -126,7 +126,9 @@ class Recipe:
     split_seed: int = 0
     """Seed of the splits, shared by all methods and seeds."""
     held_back: float = 0.0
-    """Share of the validation images to use in place of the test images, which are then not looked at."""
+    """Share of images to use in place of the test images, which are then not looked at."""
+    held_back_from: Literal["validation", "training"] = "validation"
+    """Which images to take them from."""
     flip: bool = False
     """Flip left and right with probability 1/2."""
     crop: int = 0

@@ -63,7 +63,7 @@ def _check_alike(file: Path, first: Result, result: Result) -> None:
 
 
 def accuracy_key(result: Result) -> str:
-    """What a run has its accuracy under: that on the test images, or on validation images that were held back."""
+    """What a run has its accuracy under: that on the test images, or on images that were held back."""
     return "held_back_accuracy" if "held_back_accuracy" in result else "test_accuracy"
 
 
