@@ -378,7 +378,10 @@ def report(
         print(f"{out} follows {', '.join(map(str, runs))}; Ctrl-C ends it", flush=True)
         follow(runs, write)
     else:
-        write(page.Report.of(runs))
+        found = page.Report.of(runs)
+        if not found.runs:
+            raise ValueError(found.empty[0])
+        write(found)
     print(out)
 
 

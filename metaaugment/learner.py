@@ -35,6 +35,7 @@ from metaaugment.observation import (
     check_labels,
     check_logits,
     check_losses,
+    short,
 )
 from metaaugment.ops import Space
 from metaaugment.policy import evidence, is_blind, weigh
@@ -168,7 +169,7 @@ class Learner:
         network, gpu = bare(self.network), self.device.type == "cuda"
         before = None if self.generator is None else self.generator.get_state()
         with torch.random.fork_rng([self.device] if gpu else []), no_draws(), ExitStack() as stack:
-            for module in (network, self.extractor):
+            for module in (network, self.extractor, self.policy):
                 if module is not None:
                     stack.enter_context(undisturbed(module))
             torch.manual_seed(seed)
@@ -230,7 +231,7 @@ class Learner:
         """
         check_batch(images, labels, self.device, "validation")
         if images.dtype != seen.images.dtype:
-            theirs, ours = _short(images.dtype), _short(seen.images.dtype)
+            theirs, ours = short(images.dtype), short(seen.images.dtype)
             raise ValueError(
                 f"the validation images are {theirs}, the training images {ours}; give them alike, since both go "
                 "through prepare="
@@ -466,7 +467,7 @@ class Learner:
     def _to_unit_range(self, images: Tensor) -> Tensor:
         if images.dtype != torch.uint8:
             raise ValueError(
-                f"the images are {_short(images.dtype)}, and without prepare= they are divided by "
+                f"the images are {short(images.dtype)}, and without prepare= they are divided by "
                 "255; give uint8 images, training and validation alike, or say with prepare= what the network takes"
             )
         return images.to(self.dtype) / 255
@@ -559,10 +560,6 @@ def next_batch(batches: Iterator[Batch]) -> Batch:
         raise ValueError(f"a validation batch is a {type(batch).__name__}{length}; it must be (images, labels)")
     images, labels = batch
     return images, labels
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def accumulate(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:

@@ -59,6 +59,11 @@ def check_logits(logits: Tensor) -> None:
         )
 
 
+def short(dtype: torch.dtype) -> str:
+    """As users write it: float32."""
+    return str(dtype).removeprefix("torch.")
+
+
 def check_highest(logits: Tensor, labels: Tensor, what: str) -> None:
     """For a user's own loss, which may ignore negative labels: int64 labels must not exceed the classes, because on a
     GPU that aborts the process."""
@@ -76,7 +81,7 @@ def check_labels(logits: Tensor, labels: Tensor, what: str) -> None:
     numbers = labels.shape == logits.shape[:1] + logits.shape[2:] and labels.dtype in (torch.int64, torch.uint8)
     if not numbers and not (labels.shape == logits.shape and labels.is_floating_point()):
         raise ValueError(
-            f"the {what} labels are {str(labels.dtype).removeprefix('torch.')} {list(labels.shape)}; they must be "
+            f"the {what} labels are {short(labels.dtype)} {list(labels.shape)}; they must be "
             f"class numbers, int64 [{len(logits)}], or probabilities, floating point [{len(logits)}, {classes}]"
         )
     if not numbers:

@@ -24,6 +24,8 @@ from jaxtyping import install_import_hook
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+# Some virtual machines announce tile instructions (AMX) and do not have them: bf16 on the CPU then kills the process.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # The networks here are small: two threads take longer than one, and many times so on a busy machine.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)

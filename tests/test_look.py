@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 import metaaugment as ma
 from metaaugment import sealed
@@ -68,6 +68,26 @@ def test_a_look_leaves_no_trace_and_repeats_itself(looked_at: Trainer) -> None:
     assert torch.equal(first.images, second.images)
     assert torch.equal(first.weights, second.weights)
     assert not torch.equal(first.images, other.images)
+
+
+def test_a_look_leaves_the_statistics_of_a_policy_alone() -> None:
+    class Normalizing(ma.PolicyNetwork):
+        def __init__(self, feature_dim: int) -> None:
+            super().__init__(feature_dim)
+            self.norm = nn.BatchNorm1d(feature_dim)
+
+        def forward(self, features: Tensor, embedding: Tensor, *evidence: Tensor) -> Tensor:
+            return super().forward(self.norm(features), embedding)
+
+    policy = Normalizing(8)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 8), nn.ReLU(), nn.Linear(8, 4))
+    learner = ma.Learner(network, ma.TransformationSampler(), policy)
+    images, labels = torch.randint(0, 256, (16, 3, 8, 8), dtype=torch.uint8), torch.arange(16) % 4
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    learner.look(images, labels, 0)
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+    learner.observe(images, labels)
+    assert not torch.equal(policy.norm.running_mean, before["norm.running_mean"])
 
 
 def test_what_the_file_holds(looked_at: Trainer) -> None:

@@ -241,10 +241,16 @@ def test_the_rest_is_shown_where_a_part_is_missing(missing: str, folder: Path, t
     assert bool(found.all("input")) == (missing != "log.jsonl")
 
 
-def test_an_empty_folder_gets_a_page_that_says_so(tmp_path: Path) -> None:
+def test_an_empty_folder_gets_no_page(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which would replace one that is there; beside a run, the page says so."""
     (tmp_path / "empty").mkdir()
-    assert program("report", tmp_path / "empty", "--out", tmp_path / "report.html") == 0
-    assert "holds no run" in (tmp_path / "report.html").read_text()
+    page = tmp_path / "report.html"
+    assert program("report", folder, "--out", page) == 0
+    before = page.read_text()
+    capsys.readouterr()
+    assert "empty holds no run" in refused(capsys, "report", tmp_path / "empty", "--out", page)
+    assert page.read_text() == before
+    assert "empty holds no run" in Report.of([folder, tmp_path / "empty"]).html()
 
 
 def test_large_images_are_compressed() -> None:

@@ -22,7 +22,7 @@ from metaaugment.data import dataset
 from metaaugment.experiments import experiment, run
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.recipe import Recipe
+from metaaugment.experiments.recipe import LEARNING, Recipe
 from metaaugment.training import checkpoint, machine, trainer
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Row
@@ -98,6 +98,25 @@ def test_it_introduces_itself_with_what_an_epoch_has(every: int, updates: str, t
     said = io.StringIO()
     run.train(small(epochs=1, every=every), run.Place(out=tmp_path / "run"), Console(file=said, width=500))
     assert f"an epoch is 4 steps of 50 images and {updates}, about" in said.getvalue()
+
+
+def test_flags_without_effect_are_said_so_and_have_none(tmp_path: Path) -> None:
+    """All fields that only learning has, each at another value: the same run, bit for bit."""
+    values: dict[str, Any] = {
+        "policy_network": "exponential-clue-policy", "sharpness": 2.0, "extractor": "shared", "learn_alpha": False,
+        "real_alpha": True, "policy_batch": 7, "policy_optimizer": "sgd", "policy_lr": 0.5, "policy_schedule": "cosine",
+        "policy_momentum": 0.1, "policy_weight_decay": 0.1, "policy_clip": 1.0, "alpha": 3.0, "epsilon": 0.9,
+        "window": 3, "route": "unrolled", "lagged": False, "every": 1, "random_epochs": 1, "frozen_epochs": 1,
+    }  # fmt: skip
+    assert values.keys() == LEARNING
+    said = io.StringIO()
+    place = run.Place(out=tmp_path / "changed")
+    recipe = small(epochs=2, method="randaugment", **values)
+    changed = run.train(recipe, place, Console(file=said, width=500), frozenset(["epsilon", "every", "epochs"]))
+    assert "--epsilon, --every have no effect: --method randaugment learns no policy" in said.getvalue()
+    plain = train(tmp_path / "plain", epochs=2, method="randaugment")
+    for name in ("test_accuracy", "test_loss", "val_accuracy"):
+        assert changed[name] == plain[name]
 
 
 def test_a_policy_that_will_never_be_updated_is_said_so_at_the_start(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Variant:
     lagged: bool = True
     every: int = 1
     captured: bool = False
-    validation: int = 1  # images of a policy update, in mini-batches; processed two of these at a time
+    validation: int = 1  # images of a policy update, in mini-batches; processed four of these at a time
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def build(variant: Variant, name: str, batch: int, device: str) -> Callable[[], 
     policy = PolicyNetwork(feature_dim(net)).to(device)
     learner = Learner(
         net, TransformationSampler(), policy, route=variant.route, lagged=variant.lagged, every=variant.every,
-        prepare=prepare, part=2 * batch,
+        prepare=prepare, part=4 * batch,
     )  # fmt: skip
     policy_optimizer = sgd(learner.policy_parameters(), 1e-3, device)
     step = CapturedStep(learner, optimizer, policy_optimizer) if variant.captured else None

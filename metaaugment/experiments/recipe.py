@@ -19,6 +19,14 @@ from metaaugment.policy import KINDS, POLICIES, seen_by
 MOST_COPIES = 1024  # the paper has 4, and adversarial AutoAugment 8
 # Of rates, as networks have single precision, which ends at 3e38; and of counts, as JSON has whole numbers of any size.
 MAX_SETTING = 1e30
+# Fields that decide nothing where no policy is learned.
+LEARNING = frozenset(
+    (
+        "policy_network", "sharpness", "extractor", "learn_alpha", "real_alpha", "policy_batch", "policy_optimizer",
+        "policy_lr", "policy_schedule", "policy_momentum", "policy_weight_decay", "policy_clip", "alpha", "epsilon",
+        "window", "route", "lagged", "every", "random_epochs", "frozen_epochs",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class Recipe:
     real_alpha: bool = False
     """Set it to the task network's learning rate in each step instead of learning it."""
     policy_batch: int = 128
-    """Validation images per policy update; more than 256, or than a mini-batch, are processed in chunks."""
+    """Validation images per policy update; more than 512, or than four mini-batches, are processed in chunks."""
     policy_optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimizer of the policy network and alpha; adam does not use --policy-momentum."""
     policy_lr: float = 1e-3

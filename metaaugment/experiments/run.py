@@ -16,11 +16,11 @@ from metaaugment.data import CorruptImage, DataSet, ImageFiles
 from metaaugment.data.batches import Batches, Reader, on_device, once, own_part
 from metaaugment.distributed import everyone, first, highest, rank, world_size
 from metaaugment.experiments.experiment import Experiment, clipped, prepare
-from metaaugment.experiments.flags import check_agreement
+from metaaugment.experiments.flags import check_agreement, flag
 from metaaugment.experiments.methods import copies
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
+from metaaugment.experiments.recipe import LEARNING, Recipe
 from metaaugment.experiments.results import accuracy_key
 from metaaugment.ops import find_space
 from metaaugment.sealed import write_atomically
@@ -64,6 +64,7 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
         training = trainer(experiment, place, out, reader, watchers)
         began = training.resume() if resumed else False
         introduce(experiment, training, out, began, console)
+        say_idle(recipe, said, console)
         try:
             training.run()
             test = once(on_device(own_part(experiment.data.test), experiment.device), experiment.device, reader)
@@ -239,8 +240,10 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
     parameters = sum(parameter.numel() for parameter in experiment.network.parameters())
     updates = trainer.train.steps / recipe.every if recipe.learns else 0
     number, noun = f"{updates:,.1f}".removesuffix(".0"), "update" if updates == 1 else "updates"
-    # Over a plain step, measured by `metaaugment bench step` on an H200: a lagged policy update 1.5, an exact one 2.1.
-    cost = 1 + (1.5 if recipe.lagged else 2.1) * updates / trainer.train.steps
+    # Over a plain step, by `metaaugment bench step` on an H200: a lagged policy update 0.8, an exact one 1.4, and each
+    # mini-batch of validation images 0.7.
+    images = trainer.validation.batch / (trainer.train.batch * learner.copies)
+    cost = 1 + ((0.8 if recipe.lagged else 1.4) + 0.7 * images) * updates / trainer.train.steps
     console.print(
         f"{recipe.name}: {recipe.method}"
         + (f" by {experiment.policy_name}" if experiment.policy_name else "")
@@ -266,6 +269,15 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
         )
     if resumed:
         console.print(f"continuing after epoch {trainer.epoch}, step {trainer.step}", highlight=False)
+
+
+def say_idle(recipe: Recipe, said: Collection[str], console: Console) -> None:
+    """Which flags that were given have no effect, because no policy is learned."""
+    idle = [] if recipe.learns else sorted(LEARNING & set(said))
+    if idle:
+        names, verb = ", ".join(map(flag, idle)), "has" if len(idle) == 1 else "have"
+        why = "--policy is learned already" if recipe.policy else f"--method {recipe.method} learns no policy"
+        console.print(f"{names} {verb} no effect: {why}", highlight=False, soft_wrap=True)
 
 
 def _result(
