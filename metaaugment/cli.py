@@ -1,5 +1,6 @@
 """The program `metaaugment`: one typed function per command; each hands over to the part that does the work."""
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -167,7 +168,7 @@ def inspect(file: Annotated[Path, Positional, arg(help="A policy file.", metavar
 def show(
     file: Annotated[Path, Positional, arg(help="A policy file.", metavar="FILE")],
     images: Annotated[tuple[Path, ...], Positional, arg(help="Pictures to augment.", metavar="IMAGE")],
-    out: Annotated[Path, arg(help="File to draw into.", metavar="FILE")] = Path("grid.png"),
+    out: Annotated[Path | None, option("File to draw into.", "grid.png, or the next free number", "FILE")] = None,
     copies: Annotated[int, arg(help="Augmented copies of each picture.")] = 8,
     seed: Annotated[int, arg(help="Random seed.")] = 0,
 ) -> None:
@@ -181,6 +182,9 @@ def show(
         raise ValueError("no image is named; give one or more after the policy file")
     if not 1 <= copies <= 50:
         raise ValueError(f"--copies is {copies}; it must be 1 to 50")
+    if out is None:
+        names = itertools.chain(["grid.png"], (f"grid-{number}.png" for number in itertools.count(2)))
+        out = next(path for path in map(Path, names) if not path.exists())
     if not out.suffix or out.is_dir():
         raise ValueError(f"--out {out} is not a name for a picture; give it an ending such as .png")
     if out.exists():

@@ -275,13 +275,19 @@ def test_policies_say_what_they_are(policy: Path, capsys: Captured) -> None:
     assert "trivialaugment-wide" in shown
 
 
-def test_show_draws_copies(policy: Path, tmp_path: Path) -> None:
+def test_show_draws_copies(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_folder(tmp_path, {"cat": 2})
     images = sorted((root / "cat").iterdir())
     assert program("show", policy, *images, "--copies", "3", "--out", tmp_path / "grid.png") == 0
     with Image.open(tmp_path / "grid.png") as picture:
         assert picture.width > picture.height > 100
     assert program("show", policy, *images, "--out", images[0]) == 2, "nothing is overwritten"
+    monkeypatch.chdir(tmp_path)
+    before = (tmp_path / "grid.png").read_bytes()
+    for _ in range(2):
+        assert program("show", policy, images[0], "--copies", "1") == 0
+    assert {file.name for file in tmp_path.glob("*.png")} == {"grid.png", "grid-2.png", "grid-3.png"}
+    assert (tmp_path / "grid.png").read_bytes() == before
 
 
 def test_what_has_learned_nothing_is_not_exported(tmp_path: Path, capsys: Captured) -> None:
