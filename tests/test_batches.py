@@ -1,6 +1,7 @@
 """Mini-batches as a function of seed and step alone: in memory and from files, by any number of workers."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -270,6 +271,15 @@ def test_a_split_in_memory_lies_on_the_device_and_files_stay() -> None:
     assert images.shape == (BATCH, 3, 6, 6)
     assert [images.device for images, _ in once(in_memory(), meta)] == [meta]
     assert on_device(files := ImageFiles(Path("/"), (), torch.zeros(0)), meta) is files
+
+
+def test_large_images_are_evaluated_a_few_at_a_time(files: ImageFiles) -> None:
+    """Else the first evaluation takes more memory than the training that a user has chosen --batch for."""
+    meta = torch.device("meta")
+    large = Images(torch.empty(10, 3, 2048, 2048, dtype=torch.uint8, device=meta), torch.zeros(10, device=meta).long())
+    assert [len(images) for images, _ in once(large, meta)] == [4, 4, 2]
+    assert places(once(replace(files, size=2048), CPU)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert len(list(once(files, CPU))) == 1
 
 
 def test_files_come_on_the_device(files: ImageFiles) -> None:

@@ -23,7 +23,8 @@ from metaaugment.distributed import share, world_size
 from metaaugment.seeds import derived_seed
 
 Batch = tuple[Tensor, Tensor]
-EVALUATION_BATCH = 1000
+# At most so many images in a batch at evaluation, and so many pixels: 334 images of 224 × 224.
+EVALUATION_BATCH, EVALUATION_PIXELS = 1000, 2**24
 SHARED = "have fewer --workers, a smaller --batch, or more shared memory (of a container: --shm-size)"
 
 
@@ -133,10 +134,10 @@ class Batches:
             step = 0
 
 
-def once(
-    split: Split, device: torch.device, reader: Reader | None = None, batch: int = EVALUATION_BATCH
-) -> Iterator[Batch]:
+def once(split: Split, device: torch.device, reader: Reader | None = None, batch: int | None = None) -> Iterator[Batch]:
     """All of a split in its order, for evaluation."""
+    pixels = split.size**2 if isinstance(split, ImageFiles) else split.images.shape[2:].numel()
+    batch = batch or max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, pixels)))
     places = (range(start, min(start + batch, len(split))) for start in range(0, len(split), batch))
     if isinstance(split, ImageFiles):
         yield from (reader or Reader()).batches(_EvaluationViews(split), places, device)
