@@ -67,6 +67,9 @@ def ops(
         for line in in_words(policy, size):
             print(line)
     elif picture is not None:
+        from metaaugment.report import figures
+
+        figures.check(picture, "--picture")
         operations.draw(picture, image, space or "metaaugment")
         print(picture)
     elif sys.stdout is not None and sys.stdout.isatty():
@@ -185,10 +188,7 @@ def show(
     if out is None:
         names = itertools.chain(["grid.png"], (f"grid-{number}.png" for number in itertools.count(2)))
         out = next(path for path in map(Path, names) if not path.exists())
-    if not out.suffix or out.is_dir():
-        raise ValueError(f"--out {out} is not a name for a picture; give it an ending such as .png")
-    if out.exists():
-        raise ValueError(f"--out {out} exists already; choose another name, or remove it")
+    figures.check(out, "--out")
     policy = LearnedPolicy.load(file)
     if policy.needs_labels:
         raise ValueError(
@@ -318,21 +318,24 @@ def diagnose(
     """
     from metaaugment.experiments.diagnosis import diagnose
     from metaaugment.experiments.place import Place
-    from metaaugment.experiments.run import as_it_was
+    from metaaugment.experiments.run import as_it_was, read_recipe
     from metaaugment.report import diagnosis, figures
     from metaaugment.training import folder
     from metaaugment.training.progress import counted, number_of
 
+    if picture is not None:
+        figures.check(picture, "--picture")
     console = Patient(soft_wrap=True)
     # A run that has come this far has gone past the files that cannot be read.
     was = as_it_was(run, Place(data=data, device=device, corrupt="skip"), console)
     update = was.validation.batch if was.policy_optimizer is not None else None
-    found = diagnose(was.learner, was.train, was.validation.split, samples, seed, update, counted(console))
-    folder.write_json(run / folder.DIAGNOSIS, found.to_json())
+    learns = read_recipe(run / folder.RECIPE).learns  # also where its last epochs are under the frozen policy
+    found = diagnose(was.learner, was.train, was.validation.split, samples, seed, update, counted(console), learns)
     if skipped := len(was.train.reader.unreadable):
         print(f"skipped {number_of('image file', skipped)} that could not be read")
     for line in diagnosis.in_words(found):
         print(line)
+    folder.write_json(run / folder.DIAGNOSIS, found.to_json())
     if picture is not None:
         print(figures.save(diagnosis.picture(found).figure, picture))
 

@@ -521,7 +521,7 @@ class Learner:
             return True
         if not (ok := bool(finite)):
             warnings.warn(
-                f"step {self.steps}: a gradient is not finite and has no effect; learner.skipped counts them",
+                "a gradient is not finite and has no effect; learner.skipped counts them",  # the same words: said once
                 stacklevel=3,
             )
         return ok

@@ -22,6 +22,7 @@ from metaaugment.ops import INDEX
 from metaaugment.policy import build
 from metaaugment.report import diagnosis as report
 from metaaugment.seeds import HALVES, derived_seed
+from metaaugment.training import folder as run_folder
 from metaaugment.training.schedule import cosine
 
 from commands import program
@@ -280,6 +281,8 @@ def predicted(**values: float) -> dict[str, Correlation]:
             "0.60 ± 0.02 is possible from feature, transformation, loss and label; raise --policy-lr",
         ),
         ({"captured": number(0.0), "learns": False}, "It is not learned in this run: its outputs correlate"),
+        ({"captured": number(0.0), "sees": LABEL}, r"--policy-network regressing-exponential-label-policy\.$"),
+        ({"captured": number(0.0), "regresses": True}, r"; raise --policy-lr\.$"),
         ({"learns": False}, "It fits: its outputs correlate with the alignment at 0.35"),
         ({"captured": None}, "There is something to learn: 0.40 ± 0.02 is possible from feature and .*; this run"),
         ({"predicted": predicted(paper=0.05)}, r"Nothing is left to learn: .*at best 0.05 ± 0.02"),
@@ -377,6 +380,30 @@ def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.Cap
     (other / "recipe.json").write_text(json.dumps({**recipe, "per_class": 21}))
     assert "was trained on other data than digits has now" in refused(other)
     assert "--samples is 10; for mini-batches of" in refused(run, "--samples", 10)
+    (tmp_path / "there.png").write_text("a picture")
+    assert "there.png exists already" in refused(run, "--picture", tmp_path / "there.png")
+    assert "is not a name for a picture; give it one of the endings .png" in refused(
+        run, "--picture", tmp_path / "figure.xyz"
+    )
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_policy_that_is_frozen_at_the_end_was_learned_in_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was measured is said, also where the folder cannot be written to."""
+    folder = tmp_path / "phases"
+    phases = ["--random-epochs", "1", "--frozen-epochs", "1", "--epochs", "3", "--per-class", "20"]
+    cli.main(["train", "digits", *phases, "--out", str(folder)])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "diagnosis.json")
+
+    monkeypatch.setattr(run_folder, "write_json", lambda file, value: written.append(value) or full())
+    written: list[dict[str, object]] = []
+    assert program("diagnose", folder, "--samples", 500) == 2
+    assert written[0]["learns"] is True
+    assert str(written[0]["verdict"]) in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("quick")

@@ -476,7 +476,7 @@ def test_a_loss_of_ones_own_may_ignore_labels_or_take_others() -> None:
 # -- what may go wrong -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:step .* a gradient is not finite")
+@pytest.mark.filterwarnings("ignore:a gradient is not finite")
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_reaches_nothing(value: float) -> None:
     poison = [value]
@@ -503,7 +503,7 @@ def test_a_loss_that_is_not_finite_reaches_nothing(value: float) -> None:
 def test_a_skipped_gradient_is_reported() -> None:
     joint = learner(loss=lambda logits, labels: logits.sum(1) * math.inf)
     seen = joint.observe(*data())
-    with pytest.warns(UserWarning, match=r"step 1: a gradient is not finite and has no effect"):
+    with pytest.warns(UserWarning, match=r"^a gradient is not finite and has no effect"):
         joint.policy_backward(seen, *data())
 
 

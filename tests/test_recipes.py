@@ -260,6 +260,12 @@ def test_an_impossible_name_is_refused_by_its_flag(field: str, value: Any) -> No
         plain(**{field: value}).check()
 
 
+def test_nothing_held_back_is_from_nowhere() -> None:
+    with pytest.raises(ValueError, match=r"--held-back-from is training, but --held-back is 0; say what share"):
+        plain(held_back_from="training").check()
+    plain(held_back_from="training", held_back=0.2).check()
+
+
 def test_every_field_that_can_be_wrong_was_tried() -> None:
     """All but switches, files, and the name that the program itself gives."""
     free = {"name", "policy", "pretrained", "nesterov", "lagged", "transfer", "flip", "learn_alpha", "real_alpha",

@@ -269,6 +269,21 @@ def test_methods_on_other_images_or_for_other_epochs_say_so(
     assert said is None or f"{said}:" in dict(report.missing)["Results on digits"][0]
 
 
+def test_labels_say_which_policy_a_run_is_under_and_where_held_back_images_are_from(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", method="baseline", held_back=0.2)
+    older = {"epochs": 4, "method": "baseline", "seed": 1, "name": "digits", "dataset": "digits", "held_back": 0.2}
+    write_run(tmp_path / "b", method="randaugment", held_back=0.2, held_back_from="training")
+    write_run(tmp_path / "c", policy="mine.safetensors", held_back=0.2)
+    labels = [group.label for group in comparison.groups(runs.find([tmp_path])[0])]
+    assert labels[1:] == [
+        "digits · randaugment · held back from training",
+        "digits · metaaugment · policy mine.safetensors",
+    ]
+    (tmp_path / "a" / "recipe.json").write_text(json.dumps(older))
+    a, c = (runs.read(tmp_path / name) for name in "ac")
+    assert not comparison._differ([a, c], "held_back_from"), "an older run lacks the field, and has its default"
+
+
 def test_labels_leave_out_what_the_recipe_has_itself(tmp_path: Path) -> None:
     """Digits are lagged and updated every 2 steps, folders have 224 pixels and a clip of 5; one has no such recipe."""
     variants = {

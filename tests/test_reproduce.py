@@ -130,7 +130,9 @@ def test_what_was_held_back_is_no_test(tmp_path: Path) -> None:
     held_back = {f"held_back{key[4:]}" if key.startswith("test_") else key: value for key, value in result.items()}
     folder = tmp_path / "omniglot-wrn-40-2"
     folder.mkdir()
-    (folder / "rehearsed-fast-seed0.json").write_text(json.dumps(held_back | {"held_back_accuracy": 0.25}))
+    (folder / "rehearsed-fast-seed0.json").write_text(
+        json.dumps(held_back | {"held_back_accuracy": 0.25, "entry": "rehearsed-fast"})
+    )
     report = results.markdown(tmp_path)
     assert "### halves-omniglot-wrn-40-2" in report
     assert "the test images are not looked at" in report
@@ -158,7 +160,7 @@ def test_ablations_stand_apart_in_the_report(tmp_path: Path) -> None:
     folder = tmp_path / "omniglot-wrn-40-2"
     folder.mkdir()
     for name in ("metaaugment-fast", "fast-epsilon-0"):
-        (folder / f"{name}-seed0.json").write_bytes(source.read_bytes())
+        (folder / f"{name}-seed0.json").write_text(json.dumps(json.loads(source.read_text()) | {"entry": name}))
     main, ablation = results.markdown(tmp_path).split("### ablation-epsilon")
     assert "metaaugment-fast" in main
     assert "fast-epsilon-0" not in main
@@ -427,7 +429,8 @@ def test_a_report_that_cannot_be_written_hides_no_interruption(
 ) -> None:
     stand_in(monkeypatch, 600 if interrupted else 0.1)
     said, report = io.StringIO(), tmp_path / "R.md"
-    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "digits").mkdir(parents=True)
+    (tmp_path / "results" / "digits" / "pba-seed0.json").write_text("{}")
 
     def markdown(folder: Path) -> str:
         if living(tmp_path):
@@ -564,7 +567,7 @@ def two_results(folder: Path, **changes: object) -> None:
     """Two of one entry, the second changed; a value of None is left out."""
     source = json.loads((ROOT / "results" / "omniglot-wrn-40-2" / "baseline-seed0.json").read_text())
     (folder / "digits").mkdir()
-    for seed, changed in enumerate((source, source | changes)):
+    for seed, changed in enumerate((source, source | {"seed": 1} | changes)):
         values = {key: value for key, value in changed.items() if value is not None}
         (folder / "digits" / f"baseline-seed{seed}.json").write_text(json.dumps(values))
 
@@ -589,6 +592,47 @@ def test_what_makes_no_mean_is_refused_by_its_file(tmp_path: Path, changes: dict
     two_results(tmp_path, **changes)
     with pytest.raises(ValueError, match=rf"baseline-seed1\.json .*{sentence}"):
         results.markdown(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"seed": 7}, "holds baseline with seed 7; give it back its name"),
+        ({"entry": "randaugment"}, "holds randaugment with seed 1"),
+        ({"recipe": {"lr": 3.0}}, "was trained with lr 3.0, but the first of its entry with 0.1"),
+    ],
+)
+def test_a_result_under_another_name_is_refused(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
+    two_results(tmp_path, **{"entry": "baseline", **changes})
+    with pytest.raises(ValueError, match=rf"baseline-seed1\.json {sentence}"):
+        results.markdown(tmp_path)
+
+
+def test_no_results_replace_no_report(tmp_path: Path) -> None:
+    report = tmp_path / "RESULTS.md"
+    report.write_text("of other results")
+    (tmp_path / "results").mkdir()
+    reproducing.reproduce([], 1, None, None, [], 1, where(tmp_path), report, QUIET)
+    assert report.read_text() == "of other results"
+    (tmp_path / "results").rmdir()
+    (tmp_path / "results").write_text("no folder")
+    with pytest.raises(ValueError, match=r"--results is .*, which is a file"):
+        reproduce_digits(tmp_path, report, QUIET, 1)
+    with pytest.raises(ValueError, match=r"--epochs is 0; it must be a whole number of at least 1"):
+        reproducing.reproduce([], 1, None, 0, [], 1, where(tmp_path), report, QUIET)
+    with pytest.raises(ValueError, match=r"--seeds is 0; it must be"):
+        reproducing.reproduce([], 0, None, None, [], None, where(tmp_path), report, QUIET)
+
+
+def test_a_killed_training_is_told_by_its_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(job: Job) -> "subprocess.Popen[bytes]":
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        (job.folder.parent / f"{job.name}.log").write_text("epoch 1/40\n")
+        return subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+
+    monkeypatch.setattr(Job, "start", start)
+    with pytest.raises(ValueError, match=r"failed: killed by signal 9, .*; the same command continues it"):
+        reproduce_digits(tmp_path, tmp_path / "R.md", QUIET, 1)
 
 
 def test_text_of_a_file_stays_in_its_cell(tmp_path: Path) -> None:

@@ -275,6 +275,20 @@ def test_policies_say_what_they_are(policy: Path, capsys: Captured) -> None:
     assert "trivialaugment-wide" in shown
 
 
+def test_a_policy_of_other_images_of_a_folder_is_noted(tmp_path: Path, capsys: Captured) -> None:
+    """It may have seen some of the test images."""
+    root, file = write_folder(tmp_path / "images", {"cat": 20, "dog": 20}), tmp_path / "policy.safetensors"
+    assert program("train", "folder", "--data", root, *FOLDER, "--out", tmp_path / "run") == 0
+    assert program("export", tmp_path / "run", file) == 0
+    note = "was learned on other images than those of this run; if it has seen some of these"
+    for number, sizes in enumerate(({"cat": 20, "dog": 20}, {"cat": 25, "dog": 20})):
+        root = write_folder(tmp_path / f"images{number}", sizes)
+        capsys.readouterr()
+        flags = ("--policy", file, "--out", tmp_path / f"under{number}")
+        assert program("train", "folder", "--data", root, *FOLDER, *flags) == 0
+        assert (note in capsys.readouterr().out) == bool(number)
+
+
 def test_show_draws_copies(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_folder(tmp_path, {"cat": 2})
     images = sorted((root / "cat").iterdir())

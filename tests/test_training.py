@@ -162,6 +162,11 @@ def test_a_policy_that_has_seen_what_is_held_back_is_refused(uninterrupted: Path
         match=r"--held-back is 0\.5 of the training images, but --policy .* was learned on digits with 0",
     ):
         train(tmp_path / "run", policy=file, held_back=0.5, held_back_from="training")
+    fewer = tmp_path / "fewer.safetensors"  # learned from images that are held back of more
+    train(tmp_path / "fewer", epochs=1, held_back=0.2, held_back_from="training")
+    learned_policy(tmp_path / "fewer").save(fewer)
+    with pytest.raises(ValueError, match=r"has seen some that are held back now; .* --split-seed 0 and --per-class 40"):
+        train(tmp_path / "run", policy=fewer, held_back=0.2, held_back_from="training", per_class=40)
     with pytest.raises(
         ValueError, match=r"--split-seed is 1, but --policy .* was learned on digits with 0, and .*; use --split-seed 0"
     ):

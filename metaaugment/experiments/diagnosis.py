@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -74,6 +74,7 @@ class Diagnosis:
     captured: Correlation | None  # of the policy's outputs and s
     sees: str = PAPER  # what the policy of the run sees, a key of `predicted`
     learns: bool = True  # whether the run learns it
+    regresses: bool = False  # whether it learns to predict s
     epoch: int | None = None  # finished ones of the run when it was looked at; older diagnoses do not say
     step: int | None = None  # finished ones of the epoch after these
 
@@ -112,6 +113,7 @@ class Diagnosis:
                 for name in ("samples", "validation", "update", "accuracy", "chance", "sees", "learns")
             }
             epoch, step = values.get("epoch"), values.get("step")
+            regresses = values.get("regresses", False)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"it is not a diagnosis ({type(error).__name__}: {error})") from None
         numbers = [plain[name] for name in ("samples", "validation", "accuracy", "chance")]
@@ -119,9 +121,12 @@ class Diagnosis:
         good = all(is_number(number) and 0 <= number < 1e9 for number in numbers)
         if not noise or not good or plain["sees"] not in list(predicted) or type(plain["learns"]) is not bool:
             raise ValueError("it is not a diagnosis: numbers are missing")
+        if type(regresses) is not bool:
+            raise ValueError("it is not a diagnosis: it does not say how the policy learns")
         if not all(value is None or (type(value) is int and 0 <= value < 10**9) for value in (epoch, step)):
             raise ValueError("it is not a diagnosis: its epoch or step is not a whole number")
-        return cls(**plain, noise=noise, predicted=predicted, captured=captured, epoch=epoch, step=step)
+        found = cls(**plain, noise=noise, predicted=predicted, captured=captured)
+        return replace(found, regresses=regresses, epoch=epoch, step=step)
 
     def verdict(self) -> str:
         """In one sentence; the first that applies."""
@@ -194,7 +199,12 @@ class Diagnosis:
                 f"an update with {self.update} validation images is mostly noise: raise --policy-batch, up to all "
                 f"{self.validation}"
             )
-        return "raise --policy-lr, or have it learn by regression: --policy-network regressing-exponential-clue-policy"
+        if self.regresses:
+            return "raise --policy-lr"
+        kind = "label" if self.sees == LABEL else "clue"
+        return (
+            f"raise --policy-lr, or have it learn by regression: --policy-network regressing-exponential-{kind}-policy"
+        )
 
 
 def _let_it_see(more: str) -> str:
@@ -209,6 +219,7 @@ def diagnose(
     seed: int = 0,
     update: int | None = None,
     steps: Steps = lambda loop, what: loop,
+    learns: bool | None = None,
 ) -> Diagnosis:
     """Measure what the policy of a learner could learn, and what it has learned.
 
@@ -217,6 +228,7 @@ def diagnose(
         train: mini-batches of the training split.
         samples: about how many training samples to look at; by default 2048, or five mini-batches.
         update: number of validation images per policy update.
+        learns: whether the policy was learned in this run; by default, whether this learner learns it.
     """
     batch = train.batch * learner.copies
     epoch, step = divmod(learner.steps, train.steps)
@@ -243,7 +255,8 @@ def diagnose(
         predicted={name: Correlation.of(values) for name, values in predicted.items()},
         captured=captured(seen, seed),
         sees=_seen_by(learner),
-        learns=learner.due_at(learner.every),
+        learns=learner.due_at(learner.every) if learns is None else learns,
+        regresses=hasattr(learner.policy, "objective"),
         epoch=epoch,
         step=step,
     )

@@ -38,9 +38,10 @@ from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Phase
 from metaaugment.transfer import LearnedPolicy
 
-# Validation images that are gone through at once: so many, or so many mini-batches, where one is not larger. On an H200
-# WRN-40-2 trains on 42,600 images/s in mini-batches of 512, and on 28,900 in mini-batches of 128.
-PART, MINI_BATCHES = 512, 4
+# Validation images that are gone through at once: four mini-batches, but no fewer than the first and no more than the
+# second of these, where a mini-batch is not larger itself. On an H200 WRN-40-2 trains on 42,600 images/s in
+# mini-batches of 512, and on 28,900 in mini-batches of 128.
+PART = 256, 512
 # Data sets whose test images are the same whatever the split's seed is.
 FIXED_TEST = ("cifar10", "cifar100", "imagenet")
 
@@ -138,7 +139,8 @@ class Experiment:
         if recipe.magnitude is not None and recipe.num_ops is not None:
             before += further(recipe.magnitude, recipe.num_ops - 2, recipe.space, data.fill, generator)
         after = [augment.random_cutout(cutout, data.fill, generator)] if cutout else []
-        at_once = max(recipe.batch, min(PART, MINI_BATCHES * recipe.batch))
+        least, most = PART
+        at_once = max(recipe.batch, least, min(most, 4 * recipe.batch))
         return {
             "every": recipe.every,
             "part": at_once if recipe.policy_batch > at_once else None,
@@ -195,6 +197,13 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
     if policy is not None:
         _check_unseen(recipe, policy.provenance.get("recipe"))
         _check_fits(recipe, policy, data)
+        if recipe.dataset == "folder" and policy.provenance.get("data") not in (None, data.fingerprint()):
+            console.print(
+                f"--policy {recipe.policy} was learned on other images than those of this run; if it has seen some of "
+                "these, the test accuracy is too good",
+                highlight=False,
+                soft_wrap=True,
+            )
     elif recipe.policy is not None:
         _check_unseen(recipe, published.searched_with(recipe.policy))
     return replace(assemble(recipe, data, device, console, dtype), policy=policy, found=found, policy_name=name)
@@ -216,12 +225,14 @@ def _check_unseen(recipe: Recipe, learned: object) -> None:
         return
     share, of = recipe.held_back, recipe.held_back_from
     found = learned.get("held_back", 0.0), learned.get("split_seed", 0), learned.get("held_back_from", "validation")
-    if share and found != (share, recipe.split_seed, of):
+    # What is held back of the training images depends on how many there are.
+    other = of == "training" and learned.get("per_class") != recipe.per_class
+    if share and (other or found != (share, recipe.split_seed, of)):
         raise ValueError(
             f"--held-back is {share:g} of the {of} images, but --policy {recipe.policy} was learned on "
             f"{recipe.dataset} with {found[0]:g}, of the {found[2]} images, and has seen some that are held back now; "
             f"take one that was learned with --held-back {share:g} --held-back-from {of} --split-seed "
-            f"{recipe.split_seed}"
+            f"{recipe.split_seed}" + (f" and --per-class {recipe.per_class}" if other else "")
         )
     if found[1] != recipe.split_seed and recipe.dataset not in FIXED_TEST:
         raise ValueError(

@@ -92,7 +92,7 @@ class Recipe:
     real_alpha: bool = False
     """Set it to the task network's learning rate in each step instead of learning it."""
     policy_batch: int = 128
-    """Validation images per policy update; more than 512, or than four mini-batches, are processed in chunks."""
+    """Validation images per policy update; many are processed in chunks, of 256 images or more."""
     policy_optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimizer of the policy network and alpha; adam does not use --policy-momentum."""
     policy_lr: float = 1e-3
@@ -185,6 +185,8 @@ class Recipe:
         self._refuse("transformations", self.transformations == "pairs" or self.method == "metaaugment",
                      f"pairs for --method {self.method}, which draws its own")  # fmt: skip
         self._refuse("held_back", 0 <= self.held_back < 1, "a share of 0 or more, and less than 1")
+        if self.held_back_from == "training" and not self.held_back:
+            raise ValueError("--held-back-from is training, but --held-back is 0; say what share with --held-back 0.2")
         self._refuse("epsilon", 0 <= self.epsilon <= 1, "a share in [0, 1]")
         self._refuse("nesterov", not self.nesterov or self.momentum > 0, "with --momentum above 0 only")
         self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than the {self.epochs} epochs")

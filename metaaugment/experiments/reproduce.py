@@ -186,7 +186,10 @@ class Job:
         log = self.folder / "log.jsonl"
         return log.read_bytes().count(b"\n") if log.exists() else 0
 
-    def last_words(self) -> str:
+    def last_words(self, status: int | None = None) -> str:
+        """What it said last; of a process that was killed, by what."""
+        if status is not None and status < 0:
+            return f"killed by signal {-status}, as happens when memory is short; the same command continues it"
         lines = (self.folder.parent / f"{self.name}.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
@@ -233,6 +236,7 @@ class Queue:
         self.waiting, self.at_once, self.console = list(jobs), at_once, console
         self.live: dict[Job, subprocess.Popen[bytes]] = {}
         self.failed: list[Job] = []
+        self.words: dict[Job, str] = {}  # the last ones of those that failed
         self.kept = 0
 
     def run(self, seconds: float | None) -> None:
@@ -283,7 +287,8 @@ class Queue:
                 self.waiting.insert(0, job)
             else:
                 self.failed.append(job)
-                self._say(f"{job.row.recipe} {job.name} failed: {job.last_words()}")
+                self.words[job] = job.last_words(process.returncode)
+                self._say(f"{job.row.recipe} {job.name} failed: {self.words[job]}")
 
     def _keep(self, job: Job) -> None:
         job.keep()
@@ -339,11 +344,17 @@ def reproduce(
 ) -> None:
     """Run what is missing, keep each result as a file, and write the report."""
     if seeds < 1 or (at_once is not None and at_once < 1):
-        raise ValueError(f"--seeds is {seeds} and --at-once {at_once}; both must be whole numbers of at least 1")
+        name, value = ("--seeds", seeds) if seeds < 1 else ("--at-once", at_once)
+        raise ValueError(f"{name} is {value}; it must be a whole number of at least 1")
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"--epochs is {epochs}; it must be a whole number of at least 1")
     seconds = None if budget is None else seconds_of(budget)
     # What would be in the way of the report is better known before hours of training than after.
     if report.is_dir():
         raise ValueError(f"--report is {report}, which is a folder; choose the name of a file")
+    for name, folder in (("--results", where.results), ("--runs", where.runs)):
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{name} is {folder}, which is a file; choose a folder")
     report.parent.mkdir(parents=True, exist_ok=True)
     results.markdown(where.results)
     jobs = planned(rows, seeds, epochs, entries, where)
@@ -354,7 +365,7 @@ def reproduce(
         queue.run(seconds)
     finally:
         try:
-            if where.results.exists():
+            if any(where.results.glob("*/*-seed*.json")):  # a report of nothing would take the place of another
                 text = results.markdown(where.results)
                 write_atomically(report, lambda part: part.write_text(text))
         except (OSError, ValueError) as error:  # must not take the place of an interruption
@@ -370,7 +381,7 @@ def reproduce(
         )  # fmt: skip
     if queue.failed:
         raise ValueError(
-            f"{queue.failed[0].row.recipe} {queue.failed[0].name} failed: {queue.failed[0].last_words()}; "
+            f"{queue.failed[0].row.recipe} {queue.failed[0].name} failed: {queue.words[queue.failed[0]]}; "
             f"{queue.failed[0].folder}.log has all that it said"
         )
     if unwritten is not None:

@@ -20,6 +20,7 @@ def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
         entry = file.stem.rsplit("-seed", 1)[0]
         results = rows.setdefault(file.parent.name, {}).setdefault(entry, [])
         results.append(_result(file))
+        _check_named(file, results[-1])
         _check_alike(file, results[0], results[-1])
     known = list(ROWS)
     order = sorted(rows, key=lambda row: (known.index(r) if (r := _recipe(row)) in known else len(known), row))
@@ -51,11 +52,28 @@ def _result(file: Path) -> Result:
     return result
 
 
+def _check_named(file: Path, result: Result) -> None:
+    """Refuse a file whose name is not that of the run in it; the first ones did not say their entry."""
+    entry, seed = file.stem.rsplit("-seed", 1)
+    if str(result.get("seed")) != seed or result.get("entry", entry) != entry:
+        raise ValueError(
+            f"{file} holds {result.get('entry', 'a run')} with seed {result.get('seed')}; give it back its name, or "
+            "move it away"
+        )
+
+
 def _check_alike(file: Path, first: Result, result: Result) -> None:
     """Refuse a mean over figures that are not of the same thing."""
     one, other = accuracy_key(result), accuracy_key(first)
     if one != other:
         raise ValueError(f"{file} has a {one}, but the first of its entry a {other}; move it away")
+    ours, theirs = result.get("recipe") or {}, first.get("recipe") or {}
+    for key in sorted((ours.keys() & theirs.keys()) - {"seed", "policy"}):
+        if ours[key] != theirs[key]:
+            raise ValueError(
+                f"{file} was trained with {key} {ours[key]}, but the first of its entry with {theirs[key]}; "
+                "move it away"
+            )
     if result["epochs"] != first["epochs"]:
         raise ValueError(
             f"{file} is of {result['epochs']} epochs, but the first of its entry of {first['epochs']}; move it away"

@@ -241,9 +241,10 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
     updates = trainer.train.steps / recipe.every if recipe.learns else 0
     number, noun = f"{updates:,.1f}".removesuffix(".0"), "update" if updates == 1 else "updates"
     # Over a plain step, by `metaaugment bench step` on an H200: a lagged policy update 0.8, an exact one 1.4, and each
-    # mini-batch of validation images 0.7.
-    images = trainer.validation.batch / (trainer.train.batch * learner.copies)
-    cost = 1 + ((0.8 if recipe.lagged else 1.4) + 0.7 * images) * updates / trainer.train.steps
+    # mini-batch of validation images 0.7. Other routes, and an extractor of the policy's own, cost more.
+    images = trainer.validation.batch / trainer.train.batch
+    cost = learner.copies + ((0.8 if recipe.lagged else 1.4) * learner.copies + 0.7 * images) / recipe.every
+    known = recipe.route == "difference" and learner.extractor is None
     console.print(
         f"{recipe.name}: {recipe.method}"
         + (f" by {experiment.policy_name}" if experiment.policy_name else "")
@@ -253,7 +254,8 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
         f"{len(data.train):,} / {len(data.val):,} / {len(data.test):,} images in {data.num_classes:,} classes; "
         f"{recipe.network}, {parameters / 1e6:.1f} M parameters; an epoch is {trainer.train.steps:,} steps of "
         f"{recipe.batch * learner.copies} images"
-        + (f" and {number} policy {noun}, about {cost:.1f} × plain training" if updates else "")
+        + (f" and {number} policy {noun}" if updates else "")
+        + (f", about {cost:.1f} × plain training on a GPU" if updates and known else "")
         + f"; into {out}",
         highlight=False,
         soft_wrap=True,

@@ -19,7 +19,7 @@ from metaaugment.training.progress import duration
 # What runs must share for the time of one to be compared with that of another.
 SAME_WORK = ("name", "dataset", "network", "batch", "size", "per_class")
 # Which images of a data set a run has; None is in words what the data set itself has.
-IMAGES = ("size", "per_class", "split_seed", "held_back")
+IMAGES = ("size", "per_class", "split_seed", "held_back", "held_back_from")
 NONE = {"size": "own size", "per_class": "all images"}
 
 
@@ -62,7 +62,8 @@ def _label(group: Sequence[Run], members: Sequence[Sequence[Run]]) -> str:
     beside = [other for other in firsts if other.dataset == run.dataset]  # in one table, whatever the method
     keys = [
         key for key in run.recipe
-        if key != "seed" and _differ([run, *like, *(beside if key in (*IMAGES, "epochs") else ())], key)
+        if key == "policy"  # which is always said where there is one
+        or (key != "seed" and _differ([run, *like, *(beside if key in (*IMAGES, "epochs") else ())], key))
     ]  # fmt: skip
     own = _own(run)
     settings = [_setting(run, key) for key in keys if key not in own or run.recipe[key] != own[key]]
@@ -87,7 +88,10 @@ def _setting(run: Run, key: str) -> str:
 
 
 def _differ(runs: Sequence[Run], *keys: str) -> bool:
-    return any(run.recipe.get(key) != runs[0].recipe.get(key) for run in runs for key in keys)
+    """Older runs do not have every field, and what they lack is its default."""
+    default = {field.name: field.default for field in fields(Recipe)}
+    one, *others = ([run.recipe.get(key, default.get(key)) for key in keys] for run in runs)
+    return any(other != one for other in others)
 
 
 def _other_images(run: Run, other: Run) -> bool:
@@ -172,7 +176,7 @@ def _cost(group: Group, together: Sequence[Group]) -> tuple[str, str]:
     work = {key: group.runs[0].recipe.get(key) for key in SAME_WORK}
     plain = [
         run for other in together for run in other.runs
-        if run.method == "baseline" and _place(run) in places
+        if run.method == "baseline" and run.recipe.get("copies", 1) == 1 and _place(run) in places
         and {key: run.recipe.get(key) for key in SAME_WORK} == work and _seconds(run) == _seconds(run)
     ]  # fmt: skip
     if not plain:

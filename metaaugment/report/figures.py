@@ -18,6 +18,8 @@ from metaaugment.source import Source
 from metaaugment.transfer import LearnedPolicy
 from metaaugment.transformation import Transformation, apply
 
+ENDINGS = (".png", ".svg", ".pdf", ".jpg")  # of names of pictures
+
 
 def distribution(probabilities: Float[Tensor, "K K"], title: str) -> Figure:
     """p_{j,k} as a heat map, each cell as a multiple of the uniform probability."""
@@ -96,6 +98,14 @@ def describe(transformation: Transformation, space: str | Space, size: int) -> S
         argument = space.arguments(index, magnitude, sign, size, size)
         lines.append(f"{op.name} {float(argument[0]):.3g}" if op.magnitude else op.name)
     return lines
+
+
+def check(file: Path, flag: str) -> None:
+    """Refuse a name that no picture can be saved under, ahead of the work; nothing is overwritten."""
+    if file.suffix.lower() not in ENDINGS or file.is_dir():
+        raise ValueError(f"{flag} {file} is not a name for a picture; give it one of the endings {', '.join(ENDINGS)}")
+    if file.exists():
+        raise ValueError(f"{flag} {file} exists already; choose another name, or remove it")
 
 
 def save(figure: Figure, file: Path) -> Path:

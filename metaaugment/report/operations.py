@@ -72,8 +72,6 @@ def draw(file: Path, image: Path | None, space: str | Space) -> None:
     from matplotlib.figure import Figure
 
     space = find_space(space)
-    if not file.suffix or file.is_dir():
-        raise ValueError(f"--picture {file} is not a name for a picture; give it an ending such as .png")
     photo = _square(image)
     columns = len(PICTURE_MAGNITUDES)
     figure = Figure(figsize=(2 * columns * 1.15 + 1.2, 7 * 1.25), layout="constrained")

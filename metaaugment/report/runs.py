@@ -80,12 +80,12 @@ class Run:
 
     @property
     def held_back_accuracy(self) -> float | None:
-        """On validation images that stood in for the test images."""
+        """On images that stood in for the test images."""
         return self._accuracy("held_back_accuracy")
 
     def _accuracy(self, key: str) -> float | None:
         accuracy = (self.result or {}).get(key)
-        return accuracy if is_number(accuracy) else None
+        return accuracy if is_number(accuracy) and 0 <= accuracy <= 1 else None
 
     @cached_property
     def epochs(self) -> np.ndarray:
