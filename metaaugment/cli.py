@@ -21,6 +21,7 @@ from metaaugment.training.interruption import Interrupted
 
 if TYPE_CHECKING:
     from metaaugment.search.search import Kind
+    from metaaugment.transfer import LearnedPolicy
 
 
 def option(help: str, default: str | None = None, metavar: str | None = None) -> object:
@@ -160,12 +161,17 @@ def export(
 
 def inspect(file: Annotated[Path, Positional, arg(help="A policy file.", metavar="FILE")]) -> None:
     """Say what is in a policy file."""
+    print("\n".join(learned(file).describe()))
+
+
+def learned(file: Path) -> "LearnedPolicy":
+    """The learned policy of a file; those of other systems are files of another kind."""
     from metaaugment.baselines.published import system_of
     from metaaugment.transfer import LearnedPolicy
 
     if system := system_of(file):
         raise ValueError(f"{file} is a policy of {system}; metaaugment ops --policy {file} says what it does")
-    print("\n".join(LearnedPolicy.load(file).describe()))
+    return LearnedPolicy.load(file)
 
 
 def show(
@@ -179,7 +185,6 @@ def show(
     import torch
 
     from metaaugment.report import figures
-    from metaaugment.transfer import LearnedPolicy
 
     if not images:
         raise ValueError("no image is named; give one or more after the policy file")
@@ -189,7 +194,7 @@ def show(
         names = itertools.chain(["grid.png"], (f"grid-{number}.png" for number in itertools.count(2)))
         out = next(path for path in map(Path, names) if not path.exists())
     figures.check(out, "--out")
-    policy = LearnedPolicy.load(file)
+    policy = learned(file)
     if policy.needs_labels:
         raise ValueError(
             f"{file} looks at labels, which pictures do not have; show its distribution alone: make a file of that "

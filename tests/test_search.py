@@ -264,7 +264,10 @@ def test_the_search_of_another_system_is_not_called_damaged(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("place", "sentence"),
     [
-        (Place(resume=Path("nowhere")), "nowhere is not a search: it has no search.json; begin one with --out nowhere"),
+        (
+            Place(resume=Path("nowhere")),
+            "nowhere is not a search: it has no search.json; name one, or begin one with --out",
+        ),
         (Place(resume=Path("a"), out=Path("b")), "--out is b, but --resume continues in a; leave out --out"),
     ],
 )

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 import metaaugment as ma
 from metaaugment import sealed
+from metaaugment.baselines import published
 from metaaugment.data import cifar, omniglot
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
@@ -289,13 +290,16 @@ def test_a_policy_of_other_images_of_a_folder_is_noted(tmp_path: Path, capsys: C
         assert (note in capsys.readouterr().out) == bool(number)
 
 
-def test_show_draws_copies(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_draws_copies(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     root = write_folder(tmp_path, {"cat": 2})
     images = sorted((root / "cat").iterdir())
     assert program("show", policy, *images, "--copies", "3", "--out", tmp_path / "grid.png") == 0
     with Image.open(tmp_path / "grid.png") as picture:
         assert picture.width > picture.height > 100
     assert program("show", policy, *images, "--out", images[0]) == 2, "nothing is overwritten"
+    found = published._FOLDER / "pba-cifar.json"
+    assert program("show", found, *images, "--out", tmp_path / "found.png") == 2
+    assert "is a policy of pba; metaaugment ops --policy" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
     before = (tmp_path / "grid.png").read_bytes()
     for _ in range(2):

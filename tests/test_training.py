@@ -90,14 +90,20 @@ def test_the_folder_of_a_run(uninterrupted: Path) -> None:
     assert json.loads((uninterrupted / "checkpoint.json").read_text())["epoch"] == 3
 
 
-UPDATES = {2: "2 policy updates", 4: "1 policy update", 8: "0.5 policy updates"}
+# Mini-batches of 50, and 100 validation images: on an H200 an update costs 0.8 + 2 · 0.7 of a plain step.
+UPDATES = {2: "2 policy updates, about 2.1 ×", 4: "1 policy update, about 1.6 ×", 8: "0.5 policy updates, about 1.3 ×"}
 
 
 @pytest.mark.parametrize(("every", "updates"), UPDATES.items())
 def test_it_introduces_itself_with_what_an_epoch_has(every: int, updates: str, tmp_path: Path) -> None:
     said = io.StringIO()
     run.train(small(epochs=1, every=every), run.Place(out=tmp_path / "run"), Console(file=said, width=500))
-    assert f"an epoch is 4 steps of 50 images and {updates}, about" in said.getvalue()
+    assert f"an epoch is 4 steps of 50 images and {updates} plain training on a GPU" in said.getvalue()
+    copied, unknown = io.StringIO(), io.StringIO()
+    run.train(small(epochs=1, every=2, copies=2), run.Place(out=tmp_path / "copied"), Console(file=copied, width=500))
+    assert "about 3.5 × plain" in copied.getvalue()  # 2 + (2 · 0.8 + 2 · 0.7) / 2
+    run.train(small(epochs=1, route="forward"), run.Place(out=tmp_path / "route"), Console(file=unknown, width=500))
+    assert "× plain" not in unknown.getvalue()
 
 
 def test_flags_without_effect_are_said_so_and_have_none(tmp_path: Path) -> None:

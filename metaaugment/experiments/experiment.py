@@ -290,12 +290,13 @@ def _check_sizes(recipe: Recipe, data: DataSet) -> None:
             f"--policy-batch is {recipe.policy_batch} of {len(data.val)} validation images, less than one for each of "
             f"{processes} processes; choose a larger one, or start fewer processes"
         )
+    less = ", or hold back less" if recipe.held_back and recipe.held_back_from == "training" else ""
     if n < recipe.batch:
-        raise ValueError(f"--batch is {recipe.batch}, but there are only {n} training images; choose at most {n}")
+        raise ValueError(f"--batch is {recipe.batch}, but there are only {n} training images; choose at most {n}{less}")
     if len(data.val) > n:
         raise ValueError(
             f"the validation split has {len(data.val)} images and the training split only {n}; "
-            "train on more, with a larger --per-class or more images"
+            f"train on more, with a larger --per-class or more images{less}"
         )
 
 

@@ -62,7 +62,7 @@ class Place:
         if self.out is not None and self.out != folder:
             raise ValueError(f"--out is {self.out}, but --resume continues in {folder}; leave out --out")
         if not (folder / record).exists():
-            raise ValueError(f"{folder} is not a {what}: it has no {record}; begin one with --out {folder}")
+            raise ValueError(f"{folder} is not a {what}: it has no {record}; name one, or begin one with --out")
         return folder
 
     def command(self, recipe: str, out: Path, **changed: Any) -> str:
