@@ -370,7 +370,7 @@ def test_when_the_time_is_over_all_are_stopped_and_go_on_later(tmp_path: Path, m
     queue = Queue(jobs(tmp_path, 3), 2, QUIET)
     monkeypatch.setattr(reproducing.time, "monotonic", lambda: 61.0 if living(tmp_path) == 2 else 0.0)
     queue.run(60)
-    assert (len(queue.waiting), queue.kept, queue.failed, queue.live) == (3, 0, [], {})
+    assert (len(queue.waiting), queue.kept, queue.failed, queue.live) == (3, 0, {}, {})
     stand_in(monkeypatch)
     queue = Queue(jobs(tmp_path, 3), 2, QUIET)
     assert [job.begun for job in queue.waiting] == [True, True, False]

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -125,8 +125,8 @@ class Diagnosis:
             raise ValueError("it is not a diagnosis: it does not say how the policy learns")
         if not all(value is None or (type(value) is int and 0 <= value < 10**9) for value in (epoch, step)):
             raise ValueError("it is not a diagnosis: its epoch or step is not a whole number")
-        found = cls(**plain, noise=noise, predicted=predicted, captured=captured)
-        return replace(found, regresses=regresses, epoch=epoch, step=step)
+        found = {"noise": noise, "predicted": predicted, "captured": captured, "regresses": regresses}
+        return cls(**plain, **found, epoch=epoch, step=step)
 
     def verdict(self) -> str:
         """In one sentence; the first that applies."""

@@ -186,9 +186,9 @@ class Job:
         log = self.folder / "log.jsonl"
         return log.read_bytes().count(b"\n") if log.exists() else 0
 
-    def last_words(self, status: int | None = None) -> str:
+    def last_words(self, status: int) -> str:
         """What it said last; of a process that was killed, by what."""
-        if status is not None and status < 0:
+        if status < 0:
             return f"killed by signal {-status}, as happens when memory is short; the same command continues it"
         lines = (self.folder.parent / f"{self.name}.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
@@ -235,8 +235,7 @@ class Queue:
     def __init__(self, jobs: Sequence[Job], at_once: int, console: Console) -> None:
         self.waiting, self.at_once, self.console = list(jobs), at_once, console
         self.live: dict[Job, subprocess.Popen[bytes]] = {}
-        self.failed: list[Job] = []
-        self.words: dict[Job, str] = {}  # the last ones of those that failed
+        self.failed: dict[Job, str] = {}  # with their last words
         self.kept = 0
 
     def run(self, seconds: float | None) -> None:
@@ -286,9 +285,8 @@ class Queue:
             elif stopped:
                 self.waiting.insert(0, job)
             else:
-                self.failed.append(job)
-                self.words[job] = job.last_words(process.returncode)
-                self._say(f"{job.row.recipe} {job.name} failed: {self.words[job]}")
+                self.failed[job] = job.last_words(process.returncode)
+                self._say(f"{job.row.recipe} {job.name} failed: {self.failed[job]}")
 
     def _keep(self, job: Job) -> None:
         job.keep()
@@ -365,7 +363,7 @@ def reproduce(
         queue.run(seconds)
     finally:
         try:
-            if any(where.results.glob("*/*-seed*.json")):  # a report of nothing would take the place of another
+            if results.files(where.results):  # a report of nothing would take the place of another
                 text = results.markdown(where.results)
                 write_atomically(report, lambda part: part.write_text(text))
         except (OSError, ValueError) as error:  # must not take the place of an interruption
@@ -380,9 +378,7 @@ def reproduce(
             *held_up.values(), sep="\n", highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
     if queue.failed:
-        raise ValueError(
-            f"{queue.failed[0].row.recipe} {queue.failed[0].name} failed: {queue.words[queue.failed[0]]}; "
-            f"{queue.failed[0].folder}.log has all that it said"
-        )
+        job, words = next(iter(queue.failed.items()))
+        raise ValueError(f"{job.row.recipe} {job.name} failed: {words}; {job.folder}.log has all that it said")
     if unwritten is not None:
         raise unwritten

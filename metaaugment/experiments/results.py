@@ -13,10 +13,15 @@ from metaaugment.training.progress import duration
 Result = dict[str, Any]
 
 
+def files(folder: Path) -> list[Path]:
+    """Of single runs; what else lies in the folders is none."""
+    return sorted(folder.glob("*/*-seed*.json"))
+
+
 def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
     """The results of each entry, by row and entry, in the order of the paper's tables and then of their names."""
     rows: dict[str, dict[str, list[Result]]] = {}
-    for file in sorted(folder.glob("*/*-seed*.json")):
+    for file in files(folder):
         entry = file.stem.rsplit("-seed", 1)[0]
         results = rows.setdefault(file.parent.name, {}).setdefault(entry, [])
         results.append(_result(file))

@@ -21,6 +21,7 @@ SAME_WORK = ("name", "dataset", "network", "batch", "size", "per_class")
 # Which images of a data set a run has; None is in words what the data set itself has.
 IMAGES = ("size", "per_class", "split_seed", "held_back", "held_back_from")
 NONE = {"size": "own size", "per_class": "all images"}
+DEFAULTS = {field.name: field.default for field in fields(Recipe) if field.default is not MISSING}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,7 @@ def _own(run: Run) -> dict[str, Any]:
     """The values that the recipe of this name has itself, which need not be said; of another name, any recipe's."""
     if run.name in RECIPES:
         return RECIPES[run.name]().to_json()
-    return {field.name: field.default for field in fields(Recipe) if field.default is not MISSING}
+    return DEFAULTS
 
 
 def _setting(run: Run, key: str) -> str:
@@ -89,8 +90,7 @@ def _setting(run: Run, key: str) -> str:
 
 def _differ(runs: Sequence[Run], *keys: str) -> bool:
     """Older runs do not have every field, and what they lack is its default."""
-    default = {field.name: field.default for field in fields(Recipe)}
-    one, *others = ([run.recipe.get(key, default.get(key)) for key in keys] for run in runs)
+    one, *others = ([run.recipe.get(key, DEFAULTS.get(key)) for key in keys] for run in runs)
     return any(other != one for other in others)
 
 
