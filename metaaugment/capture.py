@@ -77,7 +77,7 @@ class CapturedStep:
         main = torch.cuda.current_stream()
         self.stream.wait_stream(main)
         with torch.cuda.stream(self.stream):
-            seen = self._iterate(*batch)
+            seen = self._step(*batch)
         main.wait_stream(self.stream)
         return seen
 
@@ -100,30 +100,16 @@ class CapturedStep:
         try:
             # Other threads go on using the device: one of a DataLoader pins memory, which would break the capture too.
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                seen = self._iterate(*static)
+                seen = self._step(*static)
         finally:
             gc.enable()
             replay.captured_states.clear()
             learner.steps = steps
         return graph, static, seen
 
-    def _iterate(self, images: Tensor, labels: Tensor, *validation: Tensor) -> Observation:
-        learner = self.learner
-        seen = learner.observe(images, labels)
-        if validation:
-            learner.policy_backward(seen, *validation)
-            self._update(self.policy_optimizer)
-        learner.weighted_loss(seen).backward()
-        self._update(self.task_optimizer)
-        return seen
-
-    def _update(self, optimizer: Optimizer | None) -> None:
-        assert optimizer is not None
-        # A fused optimizer leaves everything as it is where this says 1.
-        optimizer.found_inf = self.learner.not_finite  # type: ignore[attr-defined]
-        optimizer.step()
-        optimizer.zero_grad()
-        optimizer.found_inf = self.learner.not_finite = None  # type: ignore[attr-defined]
+    def _step(self, images: Tensor, labels: Tensor, *validation: Tensor) -> Observation:
+        validation_batches = iter([(validation[0], validation[1])]) if validation else None
+        return self.learner.step(images, labels, self.task_optimizer, self.policy_optimizer, validation_batches)
 
     def _set_rates(self) -> None:
         """Learning rates live on the device; a number that was put in their place is copied there."""

@@ -145,8 +145,9 @@ class Learner:
         single = torch.promote_types(self.dtype, torch.float32)  # in half precision small steps are rounded away
         self.alpha = nn.Parameter(torch.tensor(alpha, dtype=single, device=self.device))
         self.steps = 0
-        # While a step is captured the host cannot look: whether the last gradients were not finite, for the optimizers.
-        self.not_finite: Tensor | None = None
+        # While a step is captured the host cannot look whether gradients are finite: 1 where the last were not, which
+        # a fused optimizer looks at on the device.
+        self._not_finite: Tensor | None = None
         self._skipped = torch.zeros((), dtype=torch.long, device=like.device)
         self._checked: set[str] = set()
         self._coarsest = max((w.dtype for w in self.parameters.values()), key=lambda dtype: torch.finfo(dtype).eps)
@@ -295,12 +296,10 @@ class Learner:
             if policy_optimizer is None or validation_batches is None:
                 raise ValueError("this step updates the policy; give step() its optimizer and validation batches")
             self.policy_backward(seen, *next_batch(validation_batches))
-            policy_optimizer.step()
-            policy_optimizer.zero_grad()
+            self._update(policy_optimizer)
         self.weighted_loss(seen).backward()
         self.add_up_gradients()
-        task_optimizer.step()
-        task_optimizer.zero_grad()
+        self._update(task_optimizer)
         return seen
 
     def add_up_gradients(self) -> None:
@@ -340,6 +339,15 @@ class Learner:
                 getattr(self, name).load_state_dict(state[name])
 
     # -- the parts of a step ----------------------------------------------------------------------------------------
+
+    def _update(self, optimizer: Optimizer) -> None:
+        found, self._not_finite = self._not_finite, None
+        if found is not None:
+            optimizer.found_inf = found  # type: ignore[attr-defined]
+        optimizer.step()
+        optimizer.zero_grad()
+        if found is not None:
+            optimizer.found_inf = None  # type: ignore[attr-defined]
 
     def _inner_gradient(self, seen: Observation, retain_graph: bool) -> tuple[list[Tensor | None], list[Tensor]]:
         """∇ Σ V_i L_i at w: this process's part, None for parameters that have none, and the sum over all processes."""
@@ -517,7 +525,7 @@ class Learner:
         finite = total(norm(gradients)).isfinite()  # on all processes, each of which may have a part only
         self._skipped += ~finite
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self.not_finite = (~finite).float()
+            self._not_finite = (~finite).float()
             return True
         if not (ok := bool(finite)):
             warnings.warn(
