@@ -275,8 +275,14 @@ def trainer_of(name: str, args: Sequence[str]) -> Callable[..., None]:
         place: Annotated[Place, OmitArgPrefixes],
     ) -> None:
         from metaaugment.experiments import run
+        from metaaugment.report.concerns import concerns
+        from metaaugment.report.runs import read
 
-        run.train(recipe, place, Patient(soft_wrap=True, quiet=rank() > 0), said(args))
+        console = Patient(soft_wrap=True, quiet=rank() > 0)
+        run.train(recipe, place, console, said(args))
+        if rank() == 0:
+            for sentence in concerns(read(place.folder(recipe, "runs"))):
+                console.print(sentence, highlight=False, markup=False)
 
     train.__doc__ = RECIPES[name].__doc__
     train.__defaults__ = (RECIPES[name](), Place())

@@ -401,6 +401,18 @@ def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "runs" / "digits" / "baseline-seed1" / "alive").exists()
 
 
+def test_a_training_that_cannot_be_started_is_left_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(job: Job) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(Job, "start", start)
+    said = io.StringIO()
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        reproduce_digits(tmp_path, tmp_path / "R.md", Console(file=said, width=500), seeds=2)
+    assert "0 runs finished" in said.getvalue()
+    assert "2 left: run the same command to continue" in said.getvalue()
+
+
 def test_what_is_in_the_way_of_the_report_is_told_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

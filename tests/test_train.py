@@ -60,6 +60,15 @@ def test_the_first_line_says_what_is_trained(tmp_path: Path, capsys: Captured) -
     assert re.match(r"test accuracy \d+\.\d\d% after 1 epoch in", lines[-1])
 
 
+def test_the_last_lines_say_what_to_worry_about(tmp_path: Path, capsys: Captured) -> None:
+    """A run on Omniglot whose weights had collapsed ended at 22 %, and not a word was said of why."""
+    frozen = ("train", "digits", *QUICK, "--policy-lr", "0", "--out", tmp_path / "frozen")
+    assert program(*frozen) == 0
+    *_, accuracy, worry = capsys.readouterr().out.splitlines()
+    assert accuracy.startswith("test accuracy")
+    assert worry.startswith("Policy idle: it was never updated")
+
+
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment", "metaaugment"])
 def test_cifar_10_at_reduced_size(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The paper's recipe, with fewer images, a smaller network and two epochs."""

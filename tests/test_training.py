@@ -125,6 +125,28 @@ def test_flags_without_effect_are_said_so_and_have_none(tmp_path: Path) -> None:
         assert changed[name] == plain[name]
 
 
+@pytest.mark.parametrize(
+    ("method", "values", "why"),
+    [
+        ("baseline", {"space": "autoaugment", "crop": 2, "cutout": 4}, "--crop, --cutout, --space have no effect"),
+        ("trivialaugment", {"space": "autoaugment", "baseline_crop": 2}, "--space has no effect: --method trivialaugm"),
+        ("faa", {"space": "trivialaugment-wide"}, "--space has no effect: --method faa has a space of its own"),
+        ("randaugment", {"baseline_crop": 2}, "--baseline-crop has no effect: it is for --method baseline"),
+    ],
+)
+def test_flags_of_other_methods_are_said_to_have_no_effect_and_have_none(
+    method: str, values: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    said = io.StringIO()
+    recipe = small(epochs=1, method=method, **values)
+    assert values.keys() <= recipe.idle().keys()
+    changed = run.train(recipe, run.Place(out=tmp_path / "changed"), Console(file=said, width=500), frozenset(values))
+    assert why in said.getvalue()
+    plain = train(tmp_path / "plain", epochs=1, method=method)
+    for name in ("test_accuracy", "test_loss", "val_accuracy"):
+        assert changed[name] == plain[name]
+
+
 def test_a_policy_that_will_never_be_updated_is_said_so_at_the_start(tmp_path: Path) -> None:
     said = io.StringIO()
     run.train(small(epochs=1, every=5), run.Place(out=tmp_path / "run"), Console(file=said, width=500))

@@ -77,6 +77,7 @@ class Diagnosis:
     regresses: bool = False  # whether it learns to predict s
     epoch: int | None = None  # finished ones of the run when it was looked at; older diagnoses do not say
     step: int | None = None  # finished ones of the epoch after these
+    seed: int | None = None  # that samples and halves were drawn by
 
     @property
     def half(self) -> Correlation:
@@ -112,7 +113,7 @@ class Diagnosis:
                 name: values[name]
                 for name in ("samples", "validation", "update", "accuracy", "chance", "sees", "learns")
             }
-            epoch, step = values.get("epoch"), values.get("step")
+            epoch, step, seed = values.get("epoch"), values.get("step"), values.get("seed")
             regresses = values.get("regresses", False)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"it is not a diagnosis ({type(error).__name__}: {error})") from None
@@ -125,8 +126,10 @@ class Diagnosis:
             raise ValueError("it is not a diagnosis: it does not say how the policy learns")
         if not all(value is None or (type(value) is int and 0 <= value < 10**9) for value in (epoch, step)):
             raise ValueError("it is not a diagnosis: its epoch or step is not a whole number")
+        if seed is not None and type(seed) is not int:
+            raise ValueError("it is not a diagnosis: its seed is not a whole number")
         found = {"noise": noise, "predicted": predicted, "captured": captured, "regresses": regresses}
-        return cls(**plain, **found, epoch=epoch, step=step)
+        return cls(**plain, **found, epoch=epoch, step=step, seed=seed)
 
     def verdict(self) -> str:
         """In one sentence; the first that applies."""
@@ -259,6 +262,7 @@ def diagnose(
         regresses=hasattr(learner.policy, "objective"),
         epoch=epoch,
         step=step,
+        seed=seed,
     )
 
 

@@ -153,6 +153,22 @@ class Recipe:
         """Whether a policy is learned, and not trained under, or done without."""
         return self.method == "metaaugment" and self.policy is None
 
+    def idle(self) -> dict[str, str]:
+        """Fields that decide nothing in this recipe, each with the reason."""
+        method, why = METHODS[self.method], {}
+        if not self.learns:
+            reason = "--policy is learned already" if self.policy else f"--method {self.method} learns no policy"
+            why |= dict.fromkeys(LEARNING, reason)
+        if self.method == "baseline":
+            why |= dict.fromkeys(("space", "crop", "cutout"), "--method baseline has a --baseline-crop and no more")
+        else:
+            why["baseline_crop"] = "it is for --method baseline"
+        if method.space or method.found:
+            why["space"] = f"--method {self.method} has a space of its own"
+        elif self.policy is not None:
+            why |= dict.fromkeys(("space", "transformations"), "--policy has its own")
+        return why
+
     def check(self) -> None:
         """Refuse what no run can have, naming the flag."""
         for name, allowed in (

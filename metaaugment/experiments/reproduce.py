@@ -265,11 +265,11 @@ class Queue:
                 self.waiting.remove(job)
                 self._keep(job)
             elif job.ready() and not job.busy:
-                self.waiting.remove(job)
                 if not job.begun:
                     job.beside.unlink(missing_ok=True)  # of a run that was moved away
                 self._say(f"{job.row.recipe} {job.name} {'continues' if job.begun else 'begins'}")
                 self.live[job] = job.start()
+                self.waiting.remove(job)
         for job in self.live:
             job.shares(len(self.live))
         return bool(self.live)

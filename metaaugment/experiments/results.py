@@ -97,8 +97,8 @@ def markdown(folder: Path) -> str:
         "",
         "Made by `metaaugment reproduce` from the files under `results/`, one per run; nothing is typed by hand.",
         "Accuracy in percent after the last epoch, on the test images but for rehearsals, mean ± standard deviation",
-        "over seeds. Time is that of training; where several runs shared a GPU it says how many, and is not the time",
-        "of a run alone.",
+        "over seeds. Time is that of training; where several runs of one `reproduce` shared a GPU it says how many,",
+        "and is not the time of a run alone.",
     ]
     for row, entries in read(folder).items():
         title = ROWS[_recipe(row)].table if _recipe(row) in ROWS else "not in the paper"

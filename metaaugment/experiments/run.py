@@ -20,7 +20,7 @@ from metaaugment.experiments.flags import check_agreement, flag
 from metaaugment.experiments.methods import copies
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import LEARNING, Recipe
+from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.results import accuracy_key
 from metaaugment.ops import find_space
 from metaaugment.sealed import write_atomically
@@ -274,12 +274,12 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
 
 
 def say_idle(recipe: Recipe, said: Collection[str], console: Console) -> None:
-    """Which flags that were given have no effect, because no policy is learned."""
-    idle = [] if recipe.learns else sorted(LEARNING & set(said))
-    if idle:
-        names, verb = ", ".join(map(flag, idle)), "has" if len(idle) == 1 else "have"
-        why = "--policy is learned already" if recipe.policy else f"--method {recipe.method} learns no policy"
-        console.print(f"{names} {verb} no effect: {why}", highlight=False, soft_wrap=True)
+    """Which flags that were given have no effect, and why."""
+    idle = recipe.idle()
+    for why in dict.fromkeys(idle.values()):
+        if names := [flag(name) for name in sorted(said) if idle.get(name) == why]:
+            verb = "has" if len(names) == 1 else "have"
+            console.print(f"{', '.join(names)} {verb} no effect: {why}", highlight=False, soft_wrap=True)
 
 
 def _result(

@@ -1,0 +1,91 @@
+"""Which samples seem to help, by how far ahead the validation loss is looked at: α of Eq. 2.
+
+    python benchmarks/look_ahead.py RUN ... [--data DIR] [--batches 8] [--out FILE]
+
+On the networks of runs as their last checkpoints have them, the alignment of the same training samples for several α,
+as multiples of the learning rate at that step, and for the α that the run has learned. Of each: its mean, its
+correlation with the loss of the sample, and its means in fifths of the samples, from the lowest loss to the highest;
+means are in standard deviations.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from rich.console import Console
+from torch import Tensor
+
+from metaaugment.data.batches import Batches
+from metaaugment.experiments.diagnosis import correlation
+from metaaugment.experiments.place import Place
+from metaaugment.experiments.run import as_it_was
+from metaaugment.training.machine import machine
+
+MULTIPLES = (0, 1, 3, 10)  # momentum 0.9 makes ten steps of one
+
+
+@dataclass
+class Settings:
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    data: Path | None = None
+    device: str | None = None
+    batches: int = 8  # mini-batches that the alignment is computed for
+    validation: int = 512  # images for each of them
+    out: Path | None = None
+
+
+def look(run: Path, settings: Settings) -> dict[str, object]:
+    was = as_it_was(run, Place(data=settings.data, device=settings.device), Console())
+    learner, train = was.learner, was.train
+    # The graph of a pass is needed for several α; nothing is learned but their alignments.
+    learner.lagged, learner.part = False, train.batch
+    learner.policy.requires_grad_(False)
+    learner.alpha.requires_grad_(True)
+    validation = Batches(was.validation.split, settings.validation, 0, train.device, train.reader).since(0)
+    rate, learned = was.rate(learner.steps), learner.alpha.item()
+    alphas = {f"{multiple} × the learning rate": multiple * rate for multiple in MULTIPLES}
+    if was.policy_optimizer is not None:
+        alphas["learned"] = learned
+    losses: list[Tensor] = []
+    alignment: dict[str, list[Tensor]] = {name: [] for name in alphas}
+    samples = train.since(0)
+    for _ in range(settings.batches):
+        seen, ahead = learner.observe(*next(samples)), next(validation)
+        for name, alpha in alphas.items():
+            learner.alpha.data.fill_(alpha)
+            learner.policy_backward(seen, *ahead)
+            assert seen.alignment is not None
+            alignment[name].append(seen.alignment.double().cpu())
+        losses.append(seen.losses.detach().double().cpu())
+    loss = torch.cat(losses)
+    return {
+        "epoch": was.epoch,
+        "learning rate": rate,
+        "samples": len(loss),
+        "look ahead": {
+            name: {"alpha": alpha, **summary(torch.cat(alignment[name]), loss)} for name, alpha in alphas.items()
+        },
+    }
+
+
+def summary(s: Tensor, loss: Tensor) -> dict[str, object]:
+    s = s / s.std()
+    fifths = [s[part].mean().item() for part in loss.argsort().chunk(5)]
+    return {"mean": s.mean().item(), "correlation with the loss": correlation(s, loss), "fifths": fifths}
+
+
+def main(settings: Settings) -> None:
+    found = {}
+    for run in settings.runs:
+        found[run.name] = look(run, settings)
+        print(run.name, json.dumps(found[run.name], indent=1, ensure_ascii=False), flush=True)
+    if settings.out:
+        device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        kept = {"machine": machine(device), "validation": settings.validation, "runs": found}
+        settings.out.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))
