@@ -316,7 +316,9 @@ def reproduce(
 
 def diagnose(
     run: Annotated[Path, Positional, arg(help="The folder of a run.", metavar="RUN")],
-    samples: Annotated[int | None, option("Training samples, about.", "2048, or five mini-batches")] = None,
+    samples: Annotated[
+        int | None, option("Training samples, about; more find more.", "2048, or five mini-batches")
+    ] = None,
     seed: Annotated[int, arg(help="Random seed.")] = 0,
     data: Annotated[Path | None, option("Folder of the data.", "that of train", "DIR")] = None,
     device: Device = None,

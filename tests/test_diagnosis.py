@@ -125,6 +125,21 @@ def test_the_alignment_is_the_fall_of_each_loss_along_the_gradient() -> None:
         assert float(samples.halves[0][1][i]) == pytest.approx(by_hand, rel=1e-9)
 
 
+def test_small_draws_are_compared_by_the_first_samples_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Tanh(), nn.Linear(8, 10)).double()
+    learner = ma.Learner(network, ma.IdentitySampler(), ma.PolicyNetwork(8).double(), route="forward")
+    train, val = marked()
+    by_all = alignment.collect(learner, Batches(train, 16, 0, CPU), val, 64, 0, lambda loop, what: loop)
+    monkeypatch.setattr(alignment, "ENOUGH", 32)
+    fewer = alignment.collect(learner, Batches(train, 16, 0, CPU), val, 64, 0, lambda loop, what: loop)
+    *small, half = by_all.alignment
+    assert small
+    for size, number in (*((size, 32) for size in small), (half, 64)):
+        for ours, all_of_them in zip(fewer.alignment[size], by_all.alignment[size], strict=True):
+            for one, other in zip(ours, all_of_them, strict=True):
+                assert torch.equal(one, other[:number])
+
+
 def test_halves_have_nothing_in_common_and_all_classes_alike() -> None:
     labels = torch.tensor([0] * 21 + [1] * 40 + [2] * 20)[torch.randperm(81)]
     left, right = alignment.halves(labels, 3)
@@ -304,7 +319,9 @@ def test_a_diagnosis_as_json_and_in_words() -> None:
     assert "from pair 0.02 ± 0.02" in picture.words
     left = picture.figure.axes[0]
     assert [round(bar.get_width(), 2) for bar in left.patches][::-1] == [v.mean for v in BASE.predicted.values()]
-    for wrong in ({}, {**BASE.to_json(), "noise": {}}, {**BASE.to_json(), "predicted": 3}):
+    for wrong in (
+        {}, {**BASE.to_json(), "noise": {}}, {**BASE.to_json(), "predicted": 3}, {**BASE.to_json(), "seed": "0"}
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="it is not a diagnosis"):
             Diagnosis.from_json(wrong)
 
@@ -328,7 +345,8 @@ def test_a_diagnosis_that_is_older_than_the_run_says_so() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the figures do not matter."""
-    monkeypatch.setattr(diagnosis, "EPOCHS", 2)
+    monkeypatch.setattr(diagnosis, "LEAST", 2)
+    monkeypatch.setattr(diagnosis, "MOST", 2)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from metaaugment.transformation import Transformation
 
 SMALLEST = 32  # validation images of a draw
 REPEATS = 4  # of random halves
+ENOUGH = 2048  # samples to compare draws by; only predictions, which halves are for, gain by more
 
 # Wraps a loop to show how far it is, with what it does.
 Steps = Callable[[Iterable[int], str], Iterable[int]]
@@ -33,6 +34,7 @@ class Samples:
     place: Tensor  # of the image in the training split, which may be there several times
     outputs: Float[Tensor, " n"] | None  # the policy's; None where there is none
     # By the size of two disjoint validation draws, the largest being halves: s by both, for each repetition.
+    # Of smaller draws, for the first samples.
     alignment: dict[int, list[tuple[Tensor, Tensor]]]
 
     @property
@@ -60,7 +62,8 @@ def collect(learner: Learner, train: Batches, validation: Split, samples: int, s
         stream = train.since(0)
         for step in steps(range(batches), f"alignment of training samples, {turn}"):
             look = learner.look(*next(stream), derived_seed(seed, SAMPLES, step))
-            for row, v in zip(rows, gradients, strict=True):
+            of_halves = slice(-2 if step * len(look.labels) >= ENOUGH else None, None)
+            for row, v in zip(rows[of_halves], gradients[of_halves], strict=True):
                 row.append(learner.alignment(look, v).detach().cpu().double())
             if repeat == 0:
                 place = train.places(step).repeat_interleave(learner.copies, 0)
