@@ -57,6 +57,16 @@ def test_results_are_those_of_results_md() -> None:
     }
 
 
+def test_the_figures_of_cifar_100_are_those_of_results_md() -> None:
+    measured = rows((ROOT / "RESULTS.md").read_text(), "\n## cifar100-wrn-40-2-140-epochs (table-1)")
+    words = " ".join(README.split())
+    assert (
+        f"RandAugment has {measured['randaugment'][0]} and `metaaugment-fast` {measured['metaaugment-fast'][0]}"
+        in words
+    )
+    assert measured["randaugment"][1] == measured["metaaugment-fast"][1] == "3"
+
+
 def test_what_is_said_of_the_results_follows_from_them() -> None:
     cells = {name: row[0].split(" ± ") for name, row in rows(README, "\n## Results").items() if "±" in row[0]}
     mean = {name: float(cell[0]) for name, cell in cells.items()}

@@ -105,7 +105,8 @@ CHANGED = (
 
 # What might learn more than the paper's. Under a constant rate weights grow sharper and sharper at the end; a learned α
 # looks far ahead, to where hard samples seem to harm; more to see; weights by the alignment that is predicted, from all
-# validation images; and a wider space, where more has to be weighed.
+# validation images; more of these in an update, for two draws of 128 hardly agree; and a wider space, where more has to
+# be weighed.
 COSINE: dict[str, Any] = {"policy_schedule": "cosine"}
 REAL: dict[str, Any] = {"real_alpha": True, "policy_lr": 2.4e-2}
 CLUES: dict[str, Any] = {"policy_network": "clue-policy", "policy_batch": 512, "policy_lr": 2.4e-2}
@@ -122,6 +123,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "predicting-real": {**PREDICTING, "real_alpha": True},
     "real": REAL,
     "cosine": COSINE,
+    "many-cosine": {**COSINE, "policy_batch": 512},
 }
 REHEARSED = (
     _learner("rehearsed-fast", {}, HALVES),
