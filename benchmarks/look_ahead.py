@@ -41,13 +41,16 @@ def look(run: Path, settings: Settings) -> dict[str, object]:
     learner, train = was.learner, was.train
     # The graph of a pass is needed for several α; nothing is learned but their alignments.
     learner.lagged, learner.part = False, train.batch
-    learner.policy.requires_grad_(False)
+    for part in (learner.policy, learner.extractor):
+        if part is not None:
+            part.requires_grad_(False)
     learner.alpha.requires_grad_(True)
     validation = Batches(was.validation.split, settings.validation, 0, train.device, train.reader).since(0)
-    rate, learned = was.rate(learner.steps), learner.alpha.item()
+    if (rate := was.rate(learner.steps)) <= 0:
+        raise SystemExit(f"{run} is finished, and its learning rate 0; name a run that is on its way")
     alphas = {f"{multiple} × the learning rate": multiple * rate for multiple in MULTIPLES}
-    if was.policy_optimizer is not None:
-        alphas["learned"] = learned
+    if was.policy_optimizer is not None and was.alpha is None:
+        alphas["learned"] = learner.alpha.item()
     losses: list[Tensor] = []
     alignment: dict[str, list[Tensor]] = {name: [] for name in alphas}
     samples = train.since(0)
@@ -79,8 +82,9 @@ def summary(s: Tensor, loss: Tensor) -> dict[str, object]:
 def main(settings: Settings) -> None:
     found = {}
     for run in settings.runs:
-        found[run.name] = look(run, settings)
-        print(run.name, json.dumps(found[run.name], indent=1, ensure_ascii=False), flush=True)
+        name = run.name if sum(run.name == other.name for other in settings.runs) == 1 else str(run)
+        found[name] = look(run, settings)
+        print(name, json.dumps(found[name], indent=1, ensure_ascii=False), flush=True)
     if settings.out:
         device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
         kept = {"machine": machine(device), "validation": settings.validation, "runs": found}

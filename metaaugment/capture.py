@@ -104,7 +104,7 @@ class CapturedStep:
         finally:
             gc.enable()
             replay.captured_states.clear()
-            learner.steps = steps
+            learner.steps, learner._not_finite = steps, None
         return graph, static, seen
 
     def _step(self, images: Tensor, labels: Tensor, *validation: Tensor) -> Observation:

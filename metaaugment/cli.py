@@ -136,7 +136,13 @@ def recipes() -> None:
 
 
 class Patient(Console):
-    """Goes on without output when whoever reads it has seen enough, instead of ending the process."""
+    """Goes on without output when whoever reads it has seen enough, instead of ending the process.
+
+    What it prints are sentences with names of files in them, in which brackets and colons mean nothing.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__(quiet=quiet, soft_wrap=True, markup=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -235,7 +241,8 @@ def data(
         print("\n".join(f"{one.name}\t{one.state}\t{one.where}\t{one.how}".rstrip() for one in status(data)))
         return
     for one in status(data):
-        Console().print(f"[bold]{one.name}[/bold]  {one.state}  {one.where}", highlight=False, soft_wrap=True)
+        Console().print(f"[bold]{one.name}[/bold]", end="  ")
+        Console().print(f"{one.state}  {one.where}", highlight=False, soft_wrap=True, markup=False)
         if one.how:
             Console().print(f"    {one.how}", highlight=False, soft_wrap=True, markup=False)
 
@@ -278,11 +285,11 @@ def trainer_of(name: str, args: Sequence[str]) -> Callable[..., None]:
         from metaaugment.report.concerns import concerns
         from metaaugment.report.runs import read
 
-        console = Patient(soft_wrap=True, quiet=rank() > 0)
+        console = Patient(quiet=rank() > 0)
         run.train(recipe, place, console, said(args))
         if rank() == 0:
             for sentence in concerns(read(place.folder(recipe, "runs"))):
-                console.print(sentence, highlight=False, markup=False)
+                console.print(sentence, highlight=False)
 
     train.__doc__ = RECIPES[name].__doc__
     train.__defaults__ = (RECIPES[name](), Place())
@@ -311,7 +318,7 @@ def reproduce(
     from metaaugment.experiments.tables import find_rows
 
     where = Where(runs, results, Place(data=data, device=device))
-    reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(soft_wrap=True))
+    reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient())
 
 
 def diagnose(
@@ -338,7 +345,7 @@ def diagnose(
 
     if picture is not None:
         figures.check(picture, "--picture")
-    console = Patient(soft_wrap=True)
+    console = Patient()
     # A run that has come this far has gone past the files that cannot be read.
     was = as_it_was(run, Place(data=data, device=device, corrupt="skip"), console)
     update = was.validation.batch if was.policy_optimizer is not None else None
@@ -364,7 +371,7 @@ def convergence(
     from metaaugment.experiments.convergence import HORIZONS, study, write
     from metaaugment.report import convergence, figures
 
-    runs = study(horizons or HORIZONS, seeds, Patient(soft_wrap=True))
+    runs = study(horizons or HORIZONS, seeds, Patient())
     for line in convergence.in_words(runs):
         print(line)
     print(write(out / "convergence.json", runs))
@@ -437,7 +444,7 @@ def searcher_of(system: str, name: str, args: Sequence[str]) -> Callable[..., No
     ) -> None:
         from metaaugment.search.search import search
 
-        search(kind, recipe, settings, place, Patient(soft_wrap=True), said(args))
+        search(kind, recipe, settings, place, Patient(), said(args))
 
     search.__doc__ = f"{cleandoc(kind.settings.__doc__ or '')}\n\nData and network: {name}."
     search.__defaults__ = (kind.trial(replace(RECIPES[name](), method=system)), kind.settings(), Place())

@@ -344,10 +344,12 @@ class Learner:
         found, self._not_finite = self._not_finite, None
         if found is not None:
             optimizer.found_inf = found  # type: ignore[attr-defined]
-        optimizer.step()
+        try:
+            optimizer.step()
+        finally:
+            if found is not None:
+                optimizer.found_inf = None  # type: ignore[attr-defined]
         optimizer.zero_grad()
-        if found is not None:
-            optimizer.found_inf = None  # type: ignore[attr-defined]
 
     def _inner_gradient(self, seen: Observation, retain_graph: bool) -> tuple[list[Tensor | None], list[Tensor]]:
         """∇ Σ V_i L_i at w: this process's part, None for parameters that have none, and the sum over all processes."""

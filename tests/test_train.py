@@ -60,6 +60,17 @@ def test_the_first_line_says_what_is_trained(tmp_path: Path, capsys: Captured) -
     assert re.match(r"test accuracy \d+\.\d\d% after 1 epoch in", lines[-1])
 
 
+@pytest.mark.parametrize("name", ["y[/red]", "[bold]x[/bold]", ":smile:"])
+def test_a_folder_may_be_called_what_it_will(name: str, tmp_path: Path, capsys: Captured) -> None:
+    """One was a traceback, the others were named without their brackets."""
+    assert program("train", "digits", *QUICK, "--method", "baseline", "--out", tmp_path / name) == 0
+    said = capsys.readouterr().out
+    assert f"into {tmp_path / name}" in said
+    assert f"; {tmp_path / name / 'result.json'}" in said
+    assert program("train", "digits", "--resume", tmp_path / name) == 0
+    assert f"{tmp_path / name} is finished already." in capsys.readouterr().out
+
+
 def test_the_last_lines_say_what_to_worry_about(tmp_path: Path, capsys: Captured) -> None:
     """A run on Omniglot whose weights had collapsed ended at 22 %, and not a word was said of why."""
     frozen = ("train", "digits", *QUICK, "--policy-lr", "0", "--out", tmp_path / "frozen")

@@ -132,6 +132,9 @@ def test_flags_without_effect_are_said_so_and_have_none(tmp_path: Path) -> None:
         ("trivialaugment", {"space": "autoaugment", "baseline_crop": 2}, "--space has no effect: --method trivialaugm"),
         ("faa", {"space": "trivialaugment-wide"}, "--space has no effect: --method faa has a space of its own"),
         ("randaugment", {"baseline_crop": 2}, "--baseline-crop has no effect: it is for --method baseline"),
+        ("metaaugment", {"sharpness": 2.0}, "--sharpness has no effect: --policy-network policy-network predicts no"),
+        ("metaaugment", {"warmup_lr": 0.5}, "--warmup-lr has no effect: --warmup-epochs is 0"),
+        ("advaa", {"copies": 1}, "--copies has no effect: --method advaa has 8 unless there are more"),
     ],
 )
 def test_flags_of_other_methods_are_said_to_have_no_effect_and_have_none(
@@ -145,6 +148,19 @@ def test_flags_of_other_methods_are_said_to_have_no_effect_and_have_none(
     plain = train(tmp_path / "plain", epochs=1, method=method)
     for name in ("test_accuracy", "test_loss", "val_accuracy"):
         assert changed[name] == plain[name]
+
+
+def test_what_decides_nothing_depends_on_the_rest_of_a_recipe() -> None:
+    assert small(policy_optimizer="adam").idle()["policy_momentum"] == "--policy-optimizer is adam"
+    assert "policy_momentum" not in small(policy_optimizer="sgd").idle()
+    assert {"alpha", "learn_alpha"} <= small(real_alpha=True).idle().keys()
+    assert not {"alpha", "learn_alpha"} & small().idle().keys()
+    assert "sharpness" not in small(policy_network="regressing-exponential-clue-policy").idle()
+    assert "warmup_lr" not in small(warmup_epochs=1).idle()
+    assert "copies" not in small(method="advaa", copies=2).idle()
+    assert small(method="faa", policy=Path("faa-cifar10")).idle()["every"] == "--method faa learns no policy"
+    assert small(policy=Path("p.safetensors")).idle()["every"] == "--policy is learned already"
+    assert small(policy=Path("p.safetensors")).idle()["space"] == "--policy has its own"
 
 
 def test_a_policy_that_will_never_be_updated_is_said_so_at_the_start(tmp_path: Path) -> None:

@@ -157,8 +157,19 @@ class Recipe:
         """Fields that decide nothing in this recipe, each with the reason."""
         method, why = METHODS[self.method], {}
         if not self.learns:
-            reason = "--policy is learned already" if self.policy else f"--method {self.method} learns no policy"
+            learned = self.method == "metaaugment"
+            reason = "--policy is learned already" if learned else f"--method {self.method} learns no policy"
             why |= dict.fromkeys(LEARNING, reason)
+        elif self.policy_optimizer == "adam":
+            why["policy_momentum"] = "--policy-optimizer is adam"
+        if self.learns and "regressing" not in self.policy_network:
+            why["sharpness"] = f"--policy-network {self.policy_network} predicts no alignment"
+        if self.learns and self.real_alpha:
+            why |= dict.fromkeys(("alpha", "learn_alpha"), "--real-alpha is the learning rate")
+        if not self.warmup_epochs:
+            why["warmup_lr"] = "--warmup-epochs is 0"
+        if self.copies == 1 and method.copies > 1:
+            why["copies"] = f"--method {self.method} has {method.copies} unless there are more"
         if self.method == "baseline":
             why |= dict.fromkeys(("space", "crop", "cutout"), "--method baseline has a --baseline-crop and no more")
         else:

@@ -267,9 +267,10 @@ class Queue:
             elif job.ready() and not job.busy:
                 if not job.begun:
                     job.beside.unlink(missing_ok=True)  # of a run that was moved away
-                self._say(f"{job.row.recipe} {job.name} {'continues' if job.begun else 'begins'}")
+                what = "continues" if job.begun else "begins"
                 self.live[job] = job.start()
                 self.waiting.remove(job)
+                self._say(f"{job.row.recipe} {job.name} {what}")
         for job in self.live:
             job.shares(len(self.live))
         return bool(self.live)

@@ -140,7 +140,7 @@ def steps_skipped(run: Run) -> str | None:
     first = run.epochs[np.isfinite(run.values("skipped"))][int((skipped > 0).argmax())]
     return (
         f"Non-finite steps skipped: {skipped.max():.0f} so far, the first in epoch {first}. A gradient that is not "
-        "finite has no effect. A lower learning rate, or float32 instead of bf16, may help."
+        "finite has no effect. A lower learning rate may help, or --precision float32 where it was bf16."
     )
 
 
