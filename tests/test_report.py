@@ -484,11 +484,14 @@ def test_a_healthy_run_has_no_warning(tmp_path: Path) -> None:
     assert said(write_run(tmp_path / "run", 20)) == ""
 
 
+NEVER = "Policy idle: it was never updated, so its weights are those it began with"
+
+
 @pytest.mark.parametrize(("figures", "recipe", "warning"), [
     ({"effective_samples": 0.2}, {}, "Weights collapsed: 20% of a mini-batch"),
     ({"effective_samples": 0.9995}, {}, "Policy idle: weights are uniform"),
-    ({"alpha": 0.1}, {}, "Policy idle: it was never updated"),
-    ({"alpha": 0.1}, {"learn_alpha": False, "policy_lr": 0.0}, "Policy idle: it was never updated"),
+    ({"alpha": 0.1}, {}, f"{NEVER}; check whether --every is larger"),
+    ({"alpha": 0.1}, {"learn_alpha": False, "policy_lr": 0.0}, f"{NEVER}; --policy-lr is 0."),
     ({"alpha": 0.001}, {}, "α at zero: it is 0.001 now"),
     ({"alpha": -0.002}, {}, "α at zero: it is 0 now"),
     ({"skipped": 3}, {}, "Non-finite steps skipped: 3 so far"),

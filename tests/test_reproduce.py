@@ -413,6 +413,24 @@ def test_a_training_that_cannot_be_started_is_left_for_later(tmp_path: Path, mon
     assert "2 left: run the same command to continue" in said.getvalue()
 
 
+def test_a_training_that_cannot_be_started_beside_others_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, 0.5)
+    start = Job.start
+
+    def alone(job: Job) -> "subprocess.Popen[bytes]":
+        if queue.live:
+            raise OSError(12, "Cannot allocate memory")
+        return start(job)
+
+    monkeypatch.setattr(Job, "start", alone)
+    queue = Queue(jobs(tmp_path, 2), 2, QUIET)
+    queue.run(None)
+    kept = [json.loads(file.read_text()) for file in (tmp_path / "results" / "digits").iterdir()]
+    assert [one["side_by_side"] for one in kept] == [1, 1]
+
+
 def test_what_is_in_the_way_of_the_report_is_told_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_the_last_lines_say_what_to_worry_about(tmp_path: Path, capsys: Captured
     *_, accuracy, worry = capsys.readouterr().out.splitlines()
     assert accuracy.startswith("test accuracy")
     assert worry.startswith("Policy idle: it was never updated")
+    assert worry.endswith("; --policy-lr is 0.")
 
 
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment", "metaaugment"])

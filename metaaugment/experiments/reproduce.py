@@ -268,7 +268,12 @@ class Queue:
                 if not job.begun:
                     job.beside.unlink(missing_ok=True)  # of a run that was moved away
                 what = "continues" if job.begun else "begins"
-                self.live[job] = job.start()
+                try:
+                    self.live[job] = job.start()
+                except OSError:  # memory or processes are short; with one of the others there will be more
+                    if not self.live:
+                        raise
+                    break
                 self.waiting.remove(job)
                 self._say(f"{job.row.recipe} {job.name} {what}")
         for job in self.live:

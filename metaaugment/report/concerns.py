@@ -45,10 +45,9 @@ def policy_idle(run: Run) -> str | None:
     network as it was initialized differ more; so there must also have been updates, each of which moves α.
     """
     if run.learns and _never_updated(run):
-        return (
-            "Policy idle: it was never updated, so its weights are those it began with (α is the same in every epoch). "
-            "Check whether --policy-lr is 0, or --every larger than the number of steps."
-        )
+        zero = run.recipe.get("policy_lr") == 0
+        why = "--policy-lr is 0" if zero else "check whether --every is larger than the number of steps"
+        return f"Policy idle: it was never updated, so its weights are those it began with; {why}."
     share = _late(run.values("effective_samples")[_learning(run)])
     if not share > UNIFORM or policy_saturated(run):
         return None
