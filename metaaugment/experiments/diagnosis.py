@@ -172,11 +172,9 @@ class Diagnosis:
         return f"It could learn more: {follow}; {self._change()}."
 
     def _sharper(self) -> str:
-        return (
-            ""
-            if self.samples >= MANY
-            else f"; this is a lower bound, and more than {self.samples:,} --samples may find more"
-        )
+        if self.samples >= MANY:
+            return ""
+        return f"; this is a lower bound, and more than {self.samples:,} --samples may find more"
 
     def _inputs(self) -> str:
         names = {"embedding": "transformation", "clues": "loss"}

@@ -160,12 +160,13 @@ class Recipe:
             learned = self.method == "metaaugment"
             reason = "--policy is learned already" if learned else f"--method {self.method} learns no policy"
             why |= dict.fromkeys(LEARNING, reason)
-        elif self.policy_optimizer == "adam":
-            why["policy_momentum"] = "--policy-optimizer is adam"
-        if self.learns and "regressing" not in self.policy_network:
-            why["sharpness"] = f"--policy-network {self.policy_network} predicts no alignment"
-        if self.learns and self.real_alpha:
-            why |= dict.fromkeys(("alpha", "learn_alpha"), "--real-alpha is the learning rate")
+        else:
+            if self.policy_optimizer == "adam":
+                why["policy_momentum"] = "--policy-optimizer is adam"
+            if not self.policy_network.startswith("regressing-"):
+                why["sharpness"] = f"--policy-network {self.policy_network} predicts no alignment"
+            if self.real_alpha:
+                why |= dict.fromkeys(("alpha", "learn_alpha"), "--real-alpha is the learning rate")
         if not self.warmup_epochs:
             why["warmup_lr"] = "--warmup-epochs is 0"
         if self.copies == 1 and method.copies > 1:
