@@ -270,6 +270,14 @@ def fetching() -> Iterator[Callable[[str, int, int | None], None]]:
         yield progress
 
 
+def worries(run: Path) -> list[str]:
+    """What is to be worried about in a finished run, for those who never look at its report."""
+    from metaaugment.report.concerns import concerns
+    from metaaugment.report.runs import read
+
+    return concerns(read(run))
+
+
 def trainer_of(name: str, args: Sequence[str]) -> Callable[..., None]:
     """The command that trains a recipe: its fields, and where it runs, as flags."""
     from metaaugment.experiments.flags import said
@@ -282,13 +290,11 @@ def trainer_of(name: str, args: Sequence[str]) -> Callable[..., None]:
         place: Annotated[Place, OmitArgPrefixes],
     ) -> None:
         from metaaugment.experiments import run
-        from metaaugment.report.concerns import concerns
-        from metaaugment.report.runs import read
 
         console = Patient(quiet=rank() > 0)
         run.train(recipe, place, console, said(args))
         if rank() == 0:
-            for sentence in concerns(read(place.folder(recipe, "runs"))):
+            for sentence in worries(place.folder(recipe, "runs")):
                 console.print(sentence, highlight=False)
 
     train.__doc__ = RECIPES[name].__doc__
@@ -318,7 +324,7 @@ def reproduce(
     from metaaugment.experiments.tables import find_rows
 
     where = Where(runs, results, Place(data=data, device=device))
-    reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient())
+    reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(), worries)
 
 
 def diagnose(

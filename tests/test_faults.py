@@ -2,6 +2,7 @@
 
 import ast
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -246,6 +247,22 @@ def test_a_reader_that_has_ended_unseen() -> None:
     """As torch says it where its end was not heard of."""
     error = RuntimeError("DataLoader worker (pid(s) 17, 18) exited unexpectedly with exit code 1. Details are lost")
     assert lost_reader(error) == "a process that reads images is gone"
+
+
+def test_asking_whether_a_folder_is_locked_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was asked by locking it, which wiped out who had it last and could refuse a training that began just then."""
+    assert not folder.is_locked(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with folder.locked(tmp_path, "the first launch"):
+        assert folder.is_locked(tmp_path)
+    assert not folder.is_locked(tmp_path)
+    assert folder.last_locked(tmp_path) == "the first launch"
+    asking = os.open(tmp_path / folder.LOCK, os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    monkeypatch.setattr(folder.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(folder.time, "sleep", lambda seconds: os.close(asking))
+    with folder.locked(tmp_path):
+        assert folder.is_locked(tmp_path)
 
 
 def wait(ready: Connection) -> None:

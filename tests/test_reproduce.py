@@ -27,6 +27,7 @@ from metaaugment.experiments.reproduce import Job, Queue, Where, folder_name, pl
 from metaaugment.experiments.tables import COMPARISONS, ROWS, Entry, Row, find_rows
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted
+from metaaugment.training.log import FIGURES, LOG
 
 from processes import until
 
@@ -347,6 +348,53 @@ def test_a_run_that_goes_on_alone_has_shared_before(tmp_path: Path, monkeypatch:
     assert [kept[f"baseline-seed{seed}"]["side_by_side"] for seed in range(3)] == [2, 1, 1]
 
 
+def test_what_is_to_be_worried_about_in_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of twelve minutes ended at 22 %, and only its own log said why."""
+    stand_in(monkeypatch)
+    said = io.StringIO()
+    (job,) = jobs(tmp_path, 1)
+    Queue([job], 1, Console(file=said), lambda folder: [f"Weights collapsed in {folder.name}."]).run(None)
+    assert said.getvalue().splitlines()[1:] == [
+        "digits baseline-seed0: 50.00%",
+        "digits baseline-seed0: Weights collapsed in baseline-seed0.",
+    ]
+
+
+def test_the_course_of_a_run_is_kept_beside_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    rows = [dict.fromkeys(FIGURES, 1 / 3) | {"epoch": epoch, "weights": [1.0] * 9} for epoch in (1, 2)]
+    logs = ["".join(json.dumps(row) + "\n" for row in rows), "[]\n", None]
+    for job, log in zip(jobs(tmp_path, 3), logs, strict=True):
+        record(job)
+        if log is not None:
+            (job.folder / LOG).write_text(log)
+    Queue(jobs(tmp_path, 3), 1, QUIET).run(None)
+    assert len(results.files(tmp_path / "results")) == 3  # a result needs no log
+    (course,) = (tmp_path / "results" / "digits" / "courses").iterdir()
+    assert course.name == "baseline-seed0.json"
+    assert json.loads(course.read_text()) == {figure: [0.333333, 0.333333] for figure in FIGURES}
+
+
+def test_every_course_that_is_kept_ends_where_its_run_did() -> None:
+    for file in results.files(ROOT / "results"):
+        if results.course_file(file).exists():
+            course = json.loads(results.course_file(file).read_text())
+            assert {len(column) for column in course.values()} == {json.loads(file.read_text())["epochs"]}
+
+
+def test_trainings_of_others_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of two `reproduce` at a time were told as runs alone."""
+    stand_in(monkeypatch)
+    for name in ("another", "that has ended"):
+        (tmp_path / "runs" / "omniglot" / name).mkdir(parents=True)
+        (tmp_path / "runs" / "omniglot" / name / ".lock").touch()
+    with run_folder.locked(tmp_path / "runs" / "omniglot" / "another"):
+        Queue(jobs(tmp_path, 1), 1, QUIET).run(None)
+    Queue(jobs(tmp_path, 2), 1, QUIET).run(None)
+    kept = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "results" / "digits").iterdir()}
+    assert [kept[f"baseline-seed{seed}"]["side_by_side"] for seed in range(2)] == [2, 1]
+
+
 def test_a_folder_that_another_process_trains_into_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -540,7 +588,7 @@ def test_a_run_whose_policy_never_comes_says_whose_it_is_and_what_makes_it(
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(reproducing, "reproduce", lambda *arguments: asked.append(arguments))
     cli.main(shlex.split(command))
-    ((rows, seeds, _, epochs, entries, _, there, named, _),) = asked
+    ((rows, seeds, _, epochs, entries, _, there, named, *_),) = asked
     source.result.unlink(missing_ok=True)
     assert [job.folder for job in planned(rows, seeds, epochs, entries, there)] == [source.folder]
     assert (there, named) == (here, report)
@@ -580,7 +628,23 @@ def test_every_accuracy_of_the_report_has_its_files() -> None:
             assert f"| {entry} | {100 * statistics.fmean(found):.2f}{deviation} | {len(found)} |" in report
             shown += 1
     # Comparisons show again what stands in a row's own table.
-    assert len({line for line in report.splitlines() if line.count("| ") > 5 and "accuracy" not in line}) == shown
+    assert len({line for line in report.splitlines() if line.count("| ") > 8 and "accuracy" not in line}) == shown
+
+
+def test_every_speed_of_the_report_is_in_its_file() -> None:
+    report = (ROOT / "RESULTS.md").read_text()
+    measured = json.loads((ROOT / "results" / "bench" / "training-h200.json").read_text())["figures"]
+    told = [line.split(" | ") for line in report.splitlines() if line.count(" | ") == 4 and line[2].isalpha()]
+    assert [(line[1], float(line[2].replace(",", ""))) for line in told] == [
+        (figure["what"], round(figure["images_per_second"])) for figure in measured
+    ]
+
+
+def test_a_file_of_speeds_that_is_damaged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "training-cpu.json").write_text('{"figures": [{"recipe": "digits"}]}')
+    with pytest.raises(ValueError, match=r"training-cpu\.json is damaged: it is none of benchmarks/training\.py"):
+        results.markdown(tmp_path)
 
 
 def test_each_kept_result_is_of_its_row_and_entry() -> None:

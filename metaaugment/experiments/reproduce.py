@@ -1,12 +1,13 @@
 """Runs the paper's tables: what is missing, side by side, within a time, and on from where it stopped."""
 
+import contextlib
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from metaaugment.experiments.tables import ROWS, Entry, Row
 from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
+from metaaugment.training.log import LOG
 from metaaugment.training.machine import choose_device
 from metaaugment.training.progress import duration, number_of
 
@@ -29,6 +31,7 @@ from metaaugment.training.progress import duration, number_of
 AT_ONCE = {"cuda": 4, "cpu": 1}
 LOOK_EVERY = 0.2  # seconds between looks at those under way
 NEWS = 60.0  # seconds between lines on how far they are
+Worries = Callable[[Path], Sequence[str]]  # what is to be worried about in the run of a folder
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -92,15 +95,7 @@ class Job:
     @property
     def busy(self) -> bool:
         """Whether another process trains into its folder, as one does whose `reproduce` was killed."""
-        if not self.folder.is_dir():
-            return False
-        try:
-            with run_folder.locked(self.folder):
-                return False
-        except ValueError:
-            return True
-        except OSError:  # which the training itself puts into words
-            return False
+        return run_folder.is_locked(self.folder)
 
     def check(self) -> None:
         """Refuse a folder that holds another run than this one."""
@@ -177,13 +172,15 @@ class Job:
             write_atomically(self.beside, lambda part: part.write_text(f"{number}\n"))
 
     def keep(self) -> None:
-        """The run's result as a file of its own."""
+        """The run's result as a file of its own, and beside it its course, where there is a log to read it from."""
         result = run_folder.read_json(self.folder / run_folder.RESULT)
         self.result.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError, ValueError):
+            results.write_course(results.course(self.folder / LOG), results.course_file(self.result))
         run_folder.write_json(self.result, result | {"entry": self.entry.name, "side_by_side": self.side_by_side})
 
     def epochs_done(self) -> int:
-        log = self.folder / "log.jsonl"
+        log = self.folder / LOG
         return log.read_bytes().count(b"\n") if log.exists() else 0
 
     def last_words(self, status: int) -> str:
@@ -232,8 +229,9 @@ def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequen
 class Queue:
     """Trainings in processes, so many at once, until none is left or the time is over."""
 
-    def __init__(self, jobs: Sequence[Job], at_once: int, console: Console) -> None:
+    def __init__(self, jobs: Sequence[Job], at_once: int, console: Console, worries: Worries | None = None) -> None:
         self.waiting, self.at_once, self.console = list(jobs), at_once, console
+        self.worries = worries or (lambda folder: [])
         self.live: dict[Job, subprocess.Popen[bytes]] = {}
         self.failed: dict[Job, str] = {}  # with their last words
         self.kept = 0
@@ -258,6 +256,7 @@ class Queue:
                 self._stop()
 
     def _begin(self) -> bool:
+        begun = False
         for job in list(self.waiting):
             if len(self.live) >= self.at_once:
                 break
@@ -276,9 +275,18 @@ class Queue:
                     break
                 self.waiting.remove(job)
                 self._say(f"{job.row.recipe} {job.name} {what}")
-        for job in self.live:
-            job.shares(len(self.live))
+                begun = True
+        if begun:
+            self._note_neighbours()
         return bool(self.live)
+
+    def _note_neighbours(self) -> None:
+        """How many trainings there are at a time: its own, and those of others into the same folder of runs."""
+        own = {job.folder for job in self.live}
+        locks = (lock for runs in {job.where.runs for job in self.live} for lock in runs.glob(f"*/*/{run_folder.LOCK}"))
+        number = len(own) + sum(run_folder.is_locked(lock.parent) for lock in locks if lock.parent not in own)
+        for job in self.live:
+            job.shares(number)
 
     def _collect(self, stopped: bool = False) -> None:
         """Those that have ended: kept, or told as failures; unfinished ones that were stopped wait again."""
@@ -300,6 +308,8 @@ class Queue:
         result = run_folder.read_json(job.result)
         accuracy = result[results.accuracy_key(result)]
         self._say(f"{job.row.recipe} {job.name}: {accuracy:.2%}")
+        for sentence in self.worries(job.folder):
+            self._say(f"{job.row.recipe} {job.name}: {sentence}")
 
     def held_up(self, report: Path) -> dict[Job, str]:
         """Why those wait that wait for something else than their turn."""
@@ -325,6 +335,7 @@ class Queue:
         self._collect(stopped=True)
 
     def _tell(self) -> None:
+        self._note_neighbours()
         states = (f"{job.name} {job.epochs_done()}/{self._epochs(job)}" for job in self.live)
         self._say(f"{', '.join(states)}; {len(self.waiting)} waiting")
 
@@ -345,6 +356,7 @@ def reproduce(
     where: Where,
     report: Path,
     console: Console,
+    worries: Worries | None = None,
 ) -> None:
     """Run what is missing, keep each result as a file, and write the report."""
     if seeds < 1 or (at_once is not None and at_once < 1):
@@ -362,7 +374,7 @@ def reproduce(
     report.parent.mkdir(parents=True, exist_ok=True)
     results.markdown(where.results)
     jobs = planned(rows, seeds, epochs, entries, where)
-    queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console)
+    queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console, worries)
     began = time.monotonic()
     unwritten: Exception | None = None
     try:

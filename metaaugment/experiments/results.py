@@ -1,16 +1,20 @@
 """Results: one file a finished run, and RESULTS.md, which is made of nothing else."""
 
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from metaaugment.experiments.tables import COMPARISONS, ROWS, Entry
+from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
+from metaaugment.training.log import FIGURES
 from metaaugment.training.machine import single
 from metaaugment.training.progress import duration
 
 Result = dict[str, Any]
+Course = dict[str, list[float]]
 
 
 def files(folder: Path) -> list[Path]:
@@ -85,6 +89,27 @@ def _check_alike(file: Path, first: Result, result: Result) -> None:
         )
 
 
+def course(log: Path) -> Course:
+    """A log as columns: each figure over the epochs. ValueError if it is damaged."""
+    try:
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        return {figure: [float(f"{row[figure]:.6g}") for row in rows] for figure in FIGURES}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{log} is damaged: {error}") from None
+
+
+def course_file(result: Path) -> Path:
+    """Where the course of a run lies whose result is this file."""
+    return result.parent / "courses" / result.name
+
+
+def write_course(course: Course, file: Path) -> None:
+    """One line per figure."""
+    file.parent.mkdir(exist_ok=True)
+    lines = ",\n".join(f"  {json.dumps(figure)}: {json.dumps(values)}" for figure, values in course.items())
+    write_atomically(file, lambda part: part.write_text(f"{{\n{lines}\n}}\n"))
+
+
 def accuracy_key(result: Result) -> str:
     """What a run has its accuracy under: that on the test images, or on images that were held back."""
     return "held_back_accuracy" if "held_back_accuracy" in result else "test_accuracy"
@@ -97,7 +122,7 @@ def markdown(folder: Path) -> str:
         "",
         "Made by `metaaugment reproduce` from the files under `results/`, one per run; nothing is typed by hand.",
         "Accuracy in percent after the last epoch, on the test images but for rehearsals, mean ± standard deviation",
-        "over seeds. Time is that of training; where several runs of one `reproduce` shared a GPU it says how many,",
+        "over seeds. Time is that of training; where several runs shared a GPU it says how many at most,",
         "and is not the time of a run alone.",
     ]
     for row, entries in read(folder).items():
@@ -108,12 +133,49 @@ def markdown(folder: Path) -> str:
             compared = {entry: entries[entry] for entry in comparison.entries if entry in entries}
             if comparison.row == _recipe(row) and any(_apart(row, entry) for entry in compared):
                 lines += ["", f"### {name}, {row}: {comparison.what}", "", *_table(row, compared)]
-    return "\n".join(lines) + "\n"
+    return "\n".join((*lines, *_speeds(folder))) + "\n"
+
+
+def _speeds(folder: Path) -> list[str]:
+    """What methods cost: whole training alone on a device, as `benchmarks/training.py` has left it."""
+    lines = []
+    for file in sorted(folder.glob("bench/training-*.json")):
+        measured = run_folder.read_json(file)
+        try:
+            table = [
+                (
+                    figure["recipe"],
+                    figure["what"],
+                    f"{figure['images_per_second']:,.0f}",
+                    f"{figure['over_baseline']:.2f}",
+                    f"{figure['epoch_over_bare']:.2f}",
+                )
+                for figure in measured["figures"]
+            ]
+            machine = f"{measured['machine']['hardware']}, torch {measured['machine']['torch']}"
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"{file} is damaged: it is none of benchmarks/training.py; take an intact copy") from None
+        lines += [
+            "",
+            f"## Speed of training ({_cell(machine)})",
+            "",
+            "One after the other in one run of `benchmarks/training.py`, each alone on the device: the time of an",
+            "epoch with validation, log and checkpoint, against the baseline's and against the bare steps of its kind.",
+            "",
+            *_lines(("", "", "images/s", "time", "of bare steps"), table),
+        ]
+    return lines
+
+
+def _lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table."""
+    first, *others = (f"| {' | '.join(map(_cell, cells))} |" for cells in (header, *rows))
+    return [first, "|" + "---|" * len(header), *others]
 
 
 def _table(row: str, entries: dict[str, list[Result]]) -> list[str]:
     header = ("", "accuracy", "seeds", "paper", "epochs", "time", "images/s", "on", "commit")
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    rows = []
     for name, results in entries.items():
         shared = sorted({result.get("side_by_side", 1) for result in results})
         beside = "" if shared == [1] else f" ({'–'.join(map(str, shared))} at once)"
@@ -128,8 +190,8 @@ def _table(row: str, entries: dict[str, list[Result]]) -> list[str]:
             ", ".join(sorted({str(result["machine"]["hardware"]) for result in results})),
             ", ".join(sorted({commit[:7] for r in results for commit in single(r["commit"])})),
         )
-        lines.append(f"| {' | '.join(map(_cell, cells))} |")
-    return lines
+        rows.append(cells)
+    return _lines(header, rows)
 
 
 def _cell(text: str) -> str:

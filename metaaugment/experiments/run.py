@@ -104,7 +104,7 @@ def _enter(out: Path, recipe: Recipe, resumed: bool, stack: contextlib.ExitStack
     """Have the folder for oneself as long as the stack is open; what it holds of a run that is finished already."""
     if not resumed:
         run_folder.new(out)
-    stack.enter_context(run_folder.locked(out, launch(), DYING if restarted() else 0.0))
+    stack.enter_context(run_folder.locked(out, launch(), DYING if restarted() else run_folder.MOMENT))
     if resumed and (out / run_folder.RESULT).exists():
         return run_folder.read_json(out / run_folder.RESULT)
     run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())

@@ -19,14 +19,12 @@ from metaaugment.report.seen import Seen, printable
 from metaaugment.report.seen import read as read_seen
 from metaaugment.training.checkpoint import LOOK
 from metaaugment.training.folder import DIAGNOSIS, MAX_NUMBER, RECIPE, RESULT, is_number, read_json
-from metaaugment.training.log import Row
+from metaaugment.training.log import FIGURES, LOG, Row
 from metaaugment.training.look import QUANTILES
 from metaaugment.training.progress import number_of
 
-LOG, SEARCH = "log.jsonl", "search.json"
+SEARCH = "search.json"
 INNER = re.compile(r"fold-\d+|trial-\d+|training|children")  # folders of a search that it trains in, which are no runs
-# What every epoch of a run has.
-FIGURES = ("train_loss", "val_loss", "val_accuracy", "alpha", "effective_samples")
 T = TypeVar("T")
 
 

@@ -37,13 +37,16 @@ def give_up(folder: Path, first: str) -> bool:
     return nothing
 
 
+MOMENT = 0.2  # seconds, longer than anybody needs to ask whether a folder is locked
+
+
 @contextmanager
-def locked(folder: Path, by: str = "", patience: float = 0.0) -> Iterator[None]:
+def locked(folder: Path, by: str = "", patience: float = MOMENT) -> Iterator[None]:
     """Nobody else trains into this folder meanwhile; a process that dies releases it.
 
     Args:
         by: who it is that has it, for `last_locked`.
-        patience: seconds to wait for a process that may be dying.
+        patience: seconds to wait for a process that may be dying, or that only asks whether it `is_locked`.
     """
     until = time.monotonic() + patience
     lock = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT, 0o666)
@@ -58,7 +61,7 @@ def locked(folder: Path, by: str = "", patience: float = 0.0) -> Iterator[None]:
                     raise ValueError(
                         f"another process trains into {folder}; wait for it, or choose another --out"
                     ) from None
-            time.sleep(0.1)
+            time.sleep(0.05)
         os.truncate(lock, 0)
         os.write(lock, by.encode())
         yield
@@ -76,6 +79,21 @@ def _let_go() -> None:
 
 _locks: set[int] = set()
 os.register_at_fork(after_in_child=_let_go)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process trains into a folder; asking leaves no trace there."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:  # nobody has, or what is in the way of training into it, which that puts into words
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def last_locked(folder: Path) -> str | None:

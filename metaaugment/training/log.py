@@ -8,6 +8,8 @@ from typing import Any
 
 from metaaugment.sealed import write_atomically
 
+LOG = "log.jsonl"
+FIGURES = ("train_loss", "val_loss", "val_accuracy", "alpha", "effective_samples")  # that every row has, among others
 Row = dict[str, Any]
 
 

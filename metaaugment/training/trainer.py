@@ -22,7 +22,7 @@ from metaaugment.training import checkpoint
 from metaaugment.training.checkpoint import Checkpoints
 from metaaugment.training.evaluation import evaluate
 from metaaugment.training.interruption import Interrupted, Interruption
-from metaaugment.training.log import Log, Row
+from metaaugment.training.log import LOG, Log, Row
 from metaaugment.training.look import Look
 from metaaugment.training.machine import UNKNOWN, commit, continued
 
@@ -96,7 +96,7 @@ class Trainer:
         self.folder, self.identity = folder, dict(identity)
         self.precision, self.captured, self.watchers, self.look = precision, captured, watchers, look
         self.alpha = alpha
-        self.log = Log(folder / "log.jsonl" if rank() == 0 else None)
+        self.log = Log(folder / LOG if rank() == 0 else None)
         self.checkpoints = Checkpoints(folder)
         self.epochs = sum(phase.epochs for phase in phases)
         self.epoch = 0  # finished ones
