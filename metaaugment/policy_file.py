@@ -20,6 +20,7 @@ from metaaugment.source import Source, space_hash
 from metaaugment.transformation import FLOAT_TYPES
 
 FORMAT = 1
+WITH_MAGNITUDES = 2  # the format of files that also say how magnitudes are drawn, which readers of 1 must not overlook
 KIND = "policy"
 WAY_OUT = "take an intact copy of it, or export the policy again"
 # Fields of a source that stand in a file as they are, and all fields of a file.
@@ -35,6 +36,7 @@ class Content(NamedTuple):
     policy: nn.Module | None
     extractor: nn.Module | None
     provenance: Mapping[str, Any]
+    magnitudes: Tensor | None = None  # where they are not uniform
 
 
 class Foreign(ValueError):
@@ -43,7 +45,7 @@ class Foreign(ValueError):
 
 def write(file: Path, content: Content, half: bool) -> None:
     """Whole or not at all; with `half`, θ and w in float16."""
-    p, source, policy, extractor, provenance = content
+    p, source, policy, extractor, provenance, magnitudes = content
     tree = {
         "format": FORMAT,
         "p": p,
@@ -58,6 +60,8 @@ def write(file: Path, content: Content, half: bool) -> None:
         tree["policy"] = policy_name(policy)
         tree["theta"] = _stored("theta", policy.state_dict(), half)
         tree["w"] = _stored("w", extractor.state_dict(), half)
+    if magnitudes is not None:
+        tree |= {"format": WITH_MAGNITUDES, "magnitudes": magnitudes}
     sealed.save(file, KIND, tree)
 
 
@@ -83,12 +87,13 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
     """What a tree says, with the network and the space of the user's own where it needs them."""
     if not isinstance(tree, dict) or "format" not in tree:
         raise ValueError("it does not say its format")
-    if tree["format"] != FORMAT:
+    if tree["format"] not in (FORMAT, WITH_MAGNITUDES):
         raise Foreign(
-            f"it has format {tree['format']!r}, and this version of metaaugment reads {FORMAT}; use the version that "
-            "wrote it, or export the policy again"
+            f"it has format {tree['format']!r}, and this version of metaaugment reads {FORMAT} and {WITH_MAGNITUDES}; "
+            "use the version that wrote it, or export the policy again"
         )
-    if missing := [field for field in FIELDS if field not in tree]:
+    more = ("magnitudes",) if tree["format"] == WITH_MAGNITUDES else ()
+    if missing := [field for field in (*FIELDS, *more) if field not in tree]:
         raise ValueError(f"the field {missing[0]!r} is missing")
     values: dict[str, Any] = {name: tuple(tree[name]) if isinstance(tree[name], list) else tree[name] for name in PLAIN}
     source = Source(**values, space=_space_of(tree["space"], space))
@@ -97,7 +102,7 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
             raise ValueError("it has tensors of a policy, but no name of one")
         if extractor is not None:
             raise Foreign("it holds p alone, and looks through no network; leave out extractor=")
-        return Content(tree["p"], source, None, None, tree["provenance"])
+        return Content(tree["p"], source, None, None, tree["provenance"], *(tree[field] for field in more))
     policy = copied_policy(tree["policy"], tree["theta"], source.num_classes)
     try:
         network = copied_extractor(source, tree["w"], extractor)
@@ -105,7 +110,7 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
         if extractor is None:
             raise
         raise Foreign(f"{error}; pass the extractor that it was learned with") from None
-    return Content(tree["p"], source, policy, network, tree["provenance"])
+    return Content(tree["p"], source, policy, network, tree["provenance"], *(tree[field] for field in more))
 
 
 def _space_of(recorded: Mapping[str, str], given: Space | None) -> Space:

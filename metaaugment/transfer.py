@@ -21,7 +21,7 @@ from metaaugment import policy_file
 from metaaugment.embedding import K, embed
 from metaaugment.frozen import Eyes, Judge, check_channels
 from metaaugment.learner import Learner
-from metaaugment.ops import PAPER_OPS, Space, find_space
+from metaaugment.ops import MAX_MAGNITUDE, PAPER_OPS, Space, find_space
 from metaaugment.policy import (
     RegressingPolicy,
     UniformPolicy,
@@ -33,8 +33,8 @@ from metaaugment.policy import (
     seen_by,
     weigh,
 )
-from metaaugment.policy_file import FORMAT, copied_extractor, copied_policy, plain, policy_name
-from metaaugment.sampler import FixedSampler, UniformSampler
+from metaaugment.policy_file import FORMAT, WITH_MAGNITUDES, copied_extractor, copied_policy, plain, policy_name
+from metaaugment.sampler import MOST_BINS, FixedSampler, TransformationSampler, UniformSampler
 from metaaugment.source import Source, space_hash
 from metaaugment.transformation import FLOAT_TYPES, INDEX_TYPES, Transformation, apply
 
@@ -53,6 +53,7 @@ class LearnedPolicy:
         source: what it was learned with.
         policy, extractor: θ and w as modules, which become this object's own; neither for p alone.
         provenance: where it comes from, as JSON values: recipe, data, accuracy, versions.
+        magnitudes: how those of each function are drawn, [14, bins]: from equal parts of [0, 10]. Not given: uniformly.
     """
 
     def __init__(
@@ -62,13 +63,16 @@ class LearnedPolicy:
         policy: nn.Module | None = None,
         extractor: nn.Module | None = None,
         provenance: Mapping[str, Any] | None = None,
+        magnitudes: Float[Tensor, "14 bins"] | None = None,
     ) -> None:
         if (policy is None) != (extractor is None):
             raise ValueError("a policy needs the extractor that it sees through; give both, or neither for p alone")
         _check_distribution(probabilities)
+        if magnitudes is not None:
+            _check_magnitudes(magnitudes)
         self.source = source
         self.provenance = _as_json(provenance or {})
-        self.sampler = FixedSampler(probabilities.detach().clone())
+        self.sampler = FixedSampler(probabilities, magnitudes)
         self.judge: Judge | None = None
         self.eyes: Eyes | None = None
         if policy is not None and extractor is not None:
@@ -98,7 +102,7 @@ class LearnedPolicy:
         return images, self.weights(images, transformation, labels)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
-        """n transformations: functions by p, magnitudes uniform."""
+        """n transformations: functions by p, magnitudes uniform unless they were learned."""
         return self.sampler.sample(n, generator)
 
     def weights(
@@ -138,7 +142,7 @@ class LearnedPolicy:
                 inputs turned into its own normalisation. Not given: as here. For a learner without `prepare`, which
                 only divides by 255, they are 0 and 1.
         """
-        sampler = FixedSampler(self.probabilities.clone())
+        sampler = FixedSampler(self.probabilities, self.magnitudes)
         if self.judge is None or self.eyes is None:
             return sampler, UniformPolicy(), None
         if (mean is None) != (std is None):
@@ -157,7 +161,7 @@ class LearnedPolicy:
 
     def sampler_only(self) -> "LearnedPolicy":
         """The half of it that looks at no image: p alone, a few KB; all weights are the same."""
-        return LearnedPolicy(self.probabilities, self.source, provenance=self.provenance)
+        return LearnedPolicy(self.probabilities, self.source, None, None, self.provenance, self.magnitudes)
 
     def to(self, device: torch.device | str) -> "LearnedPolicy":
         """Moves it, and returns it."""
@@ -172,6 +176,11 @@ class LearnedPolicy:
     def probabilities(self) -> Float[Tensor, "14 14"]:
         """p_{j,k}, float64."""
         return self.sampler.probabilities
+
+    @property
+    def magnitudes(self) -> Float[Tensor, "14 bins"] | None:
+        """Their distribution, of each function over equal parts of [0, 10], float64; None if they are uniform."""
+        return self.sampler.magnitudes if self.sampler.learns_magnitudes else None
 
     @property
     def needs_labels(self) -> bool:
@@ -190,7 +199,7 @@ class LearnedPolicy:
         """What is in it, for people, a line each."""
         source = self.source
         height, width = source.size
-        lines = [f"format       {FORMAT}"]
+        lines = [f"format       {FORMAT if self.magnitudes is None else WITH_MAGNITUDES}"]
         if self.judge is None or self.eyes is None:
             lines += ["policy       none: p alone, and all weights are the same"]
         else:
@@ -213,7 +222,8 @@ class LearnedPolicy:
             shown = (f"{names[pair // K]} + {names[pair % K]} {p.flatten()[pair]:.3%}" for pair in pairs)
             lines.append(f"{title:12} {', '.join(shown)}")
         lines.append(f"{'function':12} first, second; {1 / K:.2%} each if uniform")
-        lines += [f"{name:12} {p[i].sum():.2%}, {p[:, i].sum():.2%}" for i, name in enumerate(names)]
+        means = [""] * K if self.magnitudes is None else _mean_magnitudes(self.magnitudes.cpu())
+        lines += [f"{name:12} {p[i].sum():.2%}, {p[:, i].sum():.2%}{means[i]}" for i, name in enumerate(names)]
         return [*lines, "provenance", *(f"  {key}: {_shown(value)}" for key, value in self.provenance.items())]
 
     def _check_images(self, images: Tensor) -> None:
@@ -290,9 +300,9 @@ class LearnedPolicy:
             )
         if source.fill != _colors(learner.fill, channels):
             raise ValueError(f"fill is {source.fill}, but the learner's is {learner.fill}; say the one it learned with")
-        p = _probabilities_of(learner.sampler)
+        p, magnitudes = _probabilities_of(learner.sampler), _magnitudes_of(learner.sampler)
         if isinstance(learner.policy, UniformPolicy):
-            return cls(p, source, provenance=provenance)
+            return cls(p, source, None, None, provenance, magnitudes)
         theta, w = learner.policy.state_dict(), seen_through.state_dict()
         policy = copied_policy(policy_name(learner.policy), theta, num_classes)
         try:
@@ -301,12 +311,17 @@ class LearnedPolicy:
             if network_name is None:
                 raise
             raise ValueError(f"the learner's network is no {network_name}: {error}; None stands for your own") from None
-        return cls(p, source, policy, extractor, provenance)
+        return cls(p, source, policy, extractor, provenance, magnitudes)
 
     def digest(self) -> str:
         """SHA-256 of all that it augments and weighs by."""
         modules = [self.judge.policy, self.eyes.network] if self.judge is not None and self.eyes is not None else []
-        tensors = [self.probabilities, *(value for module in modules for value in module.state_dict().values())]
+        magnitudes = [] if self.magnitudes is None else [self.magnitudes]
+        tensors = [
+            self.probabilities,
+            *magnitudes,
+            *(value for module in modules for value in module.state_dict().values()),
+        ]
         sha = hashlib.sha256(space_hash(self.space).encode())
         for tensor in tensors:
             sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -319,7 +334,7 @@ class LearnedPolicy:
             OSError: where it cannot be written.
         """
         modules = (None, None) if self.judge is None or self.eyes is None else (self.judge.policy, self.eyes.network)
-        content = policy_file.Content(self.probabilities, self.source, *modules, self.provenance)
+        content = policy_file.Content(self.probabilities, self.source, *modules, self.provenance, self.magnitudes)
         policy_file.write(Path(file), content, half)
 
     @classmethod
@@ -351,6 +366,17 @@ def _probabilities_of(sampler: object) -> Tensor:
     if not isinstance(p, Tensor):
         raise ValueError(f"the learner's sampler, a {type(sampler).__name__}, has no p of pairs that could be kept")
     return p
+
+
+def _magnitudes_of(sampler: object) -> Tensor | None:
+    return sampler.magnitudes if isinstance(sampler, TransformationSampler) and sampler.learns_magnitudes else None
+
+
+def _mean_magnitudes(magnitudes: Tensor) -> list[str]:
+    """In words, of the functions that take a magnitude."""
+    middles = (torch.arange(magnitudes.shape[1]) + 0.5) * (MAX_MAGNITUDE / magnitudes.shape[1])
+    means = (magnitudes * middles).sum(1).tolist()
+    return [f", magnitude {mean:.1f}" if op.magnitude else "" for op, mean in zip(PAPER_OPS, means, strict=True)]
 
 
 def _eyes(network: nn.Module, source: Source, shift: Tensor | None, scale: Tensor | None) -> Eyes:
@@ -391,6 +417,15 @@ def _check_distribution(p: Tensor) -> None:
         raise ValueError(f"p is {found}; it must be torch.float64 {(K, K)}")
     if not (p.isfinite() & (p >= 0)).all() or abs(float(p.sum()) - 1) > 1e-6:
         raise ValueError(f"p is not a distribution: from {p.min():g} to {p.max():g}, and {p.sum():.9g} in all, not 1")
+
+
+def _check_magnitudes(p: Tensor) -> None:
+    fits = isinstance(p, Tensor) and p.ndim == 2 and len(p) == K and 1 < p.shape[1] <= MOST_BINS
+    if not fits or p.dtype != torch.float64:
+        found = f"{p.dtype} {tuple(p.shape)}" if isinstance(p, Tensor) else type(p).__name__
+        raise ValueError(f"magnitudes is {found}; it must be torch.float64 ({K}, 2 to {MOST_BINS})")
+    if not (p.isfinite() & (p >= 0)).all() or (p.sum(1) - 1).abs().max() > 1e-6:
+        raise ValueError(f"magnitudes has no distribution in each row: from {p.min():g} to {p.max():g}")
 
 
 def _check_finite(what: str, state: Mapping[str, Tensor]) -> None:

@@ -237,6 +237,8 @@ IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
     "epsilon": (*SIZE, 1.001),
     "held_back": (*SIZE, 1.0),
     "sharpness": (0.0, -1.0, 5.1, NAN),
+    "power": (0.0, -1.0, 16.1, NAN),
+    "magnitude_bins": (*COUNT, 101),
     **dict.fromkeys(("method", "route"), ("nope", "")),
     **dict.fromkeys(("num_ops", "magnitude"), (3,)),  # of another method; test_baselines.py has the rest
 }

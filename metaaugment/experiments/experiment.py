@@ -31,7 +31,7 @@ from metaaugment.networks import network
 from metaaugment.networks.pretrained import load_pretrained
 from metaaugment.ops import Space
 from metaaugment.policy import UniformPolicy
-from metaaugment.sampler import FixedSampler, SingleSampler, UniformSampler
+from metaaugment.sampler import FixedSampler, SingleSampler, TransformationSampler, UniformSampler
 from metaaugment.seeds import DRAWS, INITIAL, derived_seed
 from metaaugment.training.launch import own_device
 from metaaugment.training.machine import choose_device
@@ -106,10 +106,12 @@ class Experiment:
         seen_through = self.network if before is None or before.extractor is None else before.extractor
         eyes = deepcopy(seen_through).eval().requires_grad_(False)
         policy = self.fresh_policy()
-        sampler = FixedSampler()
+        learning: TransformationSampler = METHODS["metaaugment"].sampler(self.recipe, None)  # type: ignore[assignment]
+        sampler = FixedSampler(magnitudes=learning.magnitudes)
         if before is not None:
             policy.load_state_dict(before.policy.state_dict())
             sampler.probabilities.copy_(before.sampler.probabilities)  # type: ignore[attr-defined]
+            sampler.magnitudes.copy_(before.sampler.magnitudes)  # type: ignore[attr-defined]
         return self.learner(sampler, policy.requires_grad_(False), eyes), None
 
     def _transferred(self, before: Learner | None) -> tuple[Learner, None]:

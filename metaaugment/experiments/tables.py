@@ -105,8 +105,9 @@ CHANGED = (
 
 # What might learn more than the paper's. Under a constant rate weights grow sharper and sharper at the end; a learned α
 # looks far ahead, to where hard samples seem to harm; more to see; weights by the alignment that is predicted, from all
-# validation images; more of these in an update, for two draws of 128 hardly agree; and a wider space, where more has to
-# be weighed.
+# validation images; more of these in an update, for two draws of 128 hardly agree; a wider space, where more has to be
+# weighed; and a distribution that follows what is learned of pairs, which Eq. 5 leaves nearly alike, alone and with
+# what is learned of magnitudes, which the paper draws uniformly.
 COSINE: dict[str, Any] = {"policy_schedule": "cosine"}
 REAL: dict[str, Any] = {"real_alpha": True, "policy_lr": 2.4e-2}
 CLUES: dict[str, Any] = {"policy_network": "clue-policy", "policy_batch": 512, "policy_lr": 2.4e-2}
@@ -124,6 +125,8 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "real": REAL,
     "cosine": COSINE,
     "many-cosine": {**COSINE, "policy_batch": 512},
+    "power-4-cosine": {**COSINE, "power": 4.0},
+    "magnitudes-cosine": {**COSINE, "power": 4.0, "magnitude_bins": 5},
 }
 REHEARSED = (
     _learner("rehearsed-fast", {}, HALVES),

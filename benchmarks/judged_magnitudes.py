@@ -1,0 +1,81 @@
+"""What the policy of a run thinks of magnitudes, which the paper's sampler draws uniformly whatever it thinks.
+
+    python benchmarks/judged_magnitudes.py RUN ... [--data DIR] [--batches 120] [--out FILE]
+
+On the network of a run as its last checkpoint has it, over training samples as the run draws them: for each function,
+in quarters of [0, 10], the average output of the policy and the average loss, both against the average of all samples.
+Each sample counts for both of its functions. Where outputs only followed losses, they would say no more than that hard
+samples are hard.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from rich.console import Console
+from torch import Tensor
+
+from metaaugment.experiments.diagnosis import correlation
+from metaaugment.experiments.place import Place
+from metaaugment.experiments.run import as_it_was
+from metaaugment.ops import MAX_MAGNITUDE, PAPER_OPS
+from metaaugment.seeds import SAMPLES, derived_seed
+from metaaugment.training.machine import machine
+
+QUARTERS = 4
+
+
+@dataclass
+class Settings:
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    data: Path | None = None
+    device: str | None = None
+    batches: int = 120
+    out: Path | None = None
+
+
+@torch.no_grad()
+def look(run: Path, settings: Settings) -> dict[str, object]:
+    was = as_it_was(run, Place(data=settings.data, device=settings.device), Console())
+    learner, samples = was.learner, was.train.since(0)
+    rows: list[Tensor] = []
+    for step in range(settings.batches):
+        seen = learner.look(*next(samples), derived_seed(0, SAMPLES, step))
+        t = seen.transformation
+        quarter = (t.magnitudes * (QUARTERS / MAX_MAGNITUDE)).long().clamp(max=QUARTERS - 1)
+        cells = torch.stack([t.first, t.second], 1).long() * QUARTERS + quarter
+        judged = torch.stack([seen.outputs, seen.losses], 1)
+        rows.append(torch.cat([cells.double(), judged.double()], 1).cpu())
+    first, second, outputs, losses = torch.cat(rows).T
+    cells = torch.cat([first, second]).long()
+    return {
+        "epoch": was.epoch,
+        "samples": len(outputs),
+        "correlation of outputs and losses": correlation(outputs, losses),
+        "outputs": by_function(cells, outputs),
+        "losses": by_function(cells, losses),
+    }
+
+
+def by_function(cells: Tensor, values: Tensor) -> dict[str, list[float]]:
+    table = torch.zeros(2, len(PAPER_OPS) * QUARTERS, dtype=torch.float64)
+    table[0].index_add_(0, cells, (values / values.mean()).repeat(2))
+    table[1].index_add_(0, cells, torch.ones(len(cells), dtype=torch.float64))
+    means = (table[0] / table[1]).view(-1, QUARTERS).tolist()
+    return {op.name: row for op, row in zip(PAPER_OPS, means, strict=True) if op.magnitude}
+
+
+def main(settings: Settings) -> None:
+    found = {}
+    for run in settings.runs:
+        found[run.name] = look(run, settings)
+        print(run.name, json.dumps(found[run.name]), flush=True)
+    if settings.out:
+        device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        settings.out.write_text(json.dumps({"machine": machine(device), "runs": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))
