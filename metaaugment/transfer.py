@@ -221,8 +221,11 @@ class LearnedPolicy:
         for title, pairs in (("likeliest", order[:5]), ("least likely", order[-5:])):
             shown = (f"{names[pair // K]} + {names[pair % K]} {p.flatten()[pair]:.3%}" for pair in pairs)
             lines.append(f"{title:12} {', '.join(shown)}")
-        lines.append(f"{'function':12} first, second; {1 / K:.2%} each if uniform")
-        means = [""] * K if self.magnitudes is None else _mean_magnitudes(self.magnitudes.cpu())
+        means, expected = [""] * K, f"{1 / K:.2%} each"
+        if self.magnitudes is not None:
+            means = _mean_magnitudes(self.magnitudes.cpu())
+            expected += f", magnitude {MAX_MAGNITUDE / 2:.1f} on average,"
+        lines.append(f"{'function':12} first, second; {expected} if uniform")
         lines += [f"{name:12} {p[i].sum():.2%}, {p[:, i].sum():.2%}{means[i]}" for i, name in enumerate(names)]
         return [*lines, "provenance", *(f"  {key}: {_shown(value)}" for key, value in self.provenance.items())]
 
