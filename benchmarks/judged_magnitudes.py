@@ -70,8 +70,9 @@ def by_function(cells: Tensor, values: Tensor) -> dict[str, list[float]]:
 def main(settings: Settings) -> None:
     found = {}
     for run in settings.runs:
-        found[run.name] = look(run, settings)
-        print(run.name, json.dumps(found[run.name]), flush=True)
+        name = run.name if sum(run.name == other.name for other in settings.runs) == 1 else str(run)
+        found[name] = look(run, settings)
+        print(name, json.dumps(found[name]), flush=True)
     if settings.out:
         device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
         settings.out.write_text(json.dumps({"machine": machine(device), "runs": found}, indent=1) + "\n")

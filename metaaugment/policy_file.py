@@ -87,14 +87,17 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
     """What a tree says, with the network and the space of the user's own where it needs them."""
     if not isinstance(tree, dict) or "format" not in tree:
         raise ValueError("it does not say its format")
-    if tree["format"] not in (FORMAT, WITH_MAGNITUDES):
+    if type(tree["format"]) is not int or tree["format"] not in (FORMAT, WITH_MAGNITUDES):
         raise Foreign(
             f"it has format {tree['format']!r}, and this version of metaaugment reads {FORMAT} and {WITH_MAGNITUDES}; "
             "use the version that wrote it, or export the policy again"
         )
     more = ("magnitudes",) if tree["format"] == WITH_MAGNITUDES else ()
-    if missing := [field for field in (*FIELDS, *more) if field not in tree]:
+    absent = [field for field in more if tree.get(field) is None]
+    if missing := [field for field in FIELDS if field not in tree] + absent:
         raise ValueError(f"the field {missing[0]!r} is missing")
+    if not more and "magnitudes" in tree:
+        raise ValueError(f"it has magnitudes, which format {FORMAT} does not have")
     values: dict[str, Any] = {name: tuple(tree[name]) if isinstance(tree[name], list) else tree[name] for name in PLAIN}
     source = Source(**values, space=_space_of(tree["space"], space))
     if tree["policy"] is None:

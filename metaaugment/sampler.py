@@ -20,8 +20,7 @@ from metaaugment.embedding import K
 from metaaugment.ops import INDEX, MAX_MAGNITUDE
 from metaaugment.transformation import Transformation, device_of
 
-MOST_POWER = 16  # of averages from 1e-18 to 1e18, in double precision
-MOST_BINS = 100
+MOST_POWER, MOST_BINS = 16, 100
 
 
 def probabilities(v: Float[Tensor, "..."], epsilon: float) -> Float[Tensor, "..."]:
@@ -61,7 +60,7 @@ class TransformationSampler:
             raise ValueError(f"window is {window}; it counts calls of update() and is at least 1")
         if not 0 < power <= MOST_POWER:
             raise ValueError(f"power is {power:g}; it is above 0, and at most {MOST_POWER}")
-        if not 1 <= bins <= MOST_BINS:
+        if not (isinstance(bins, int) and 1 <= bins <= MOST_BINS):
             raise ValueError(f"bins is {bins}; it counts parts of the magnitudes, 1 to {MOST_BINS}")
         self.epsilon = epsilon
         self.window = window
@@ -113,7 +112,8 @@ class TransformationSampler:
                     p.copy_(self._estimated(v))
 
     def _estimated(self, v: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        return probabilities(v**self.power, self.epsilon)
+        # By ratios, as powers of small outputs may be too small for numbers; the paper's exactly as it is.
+        return probabilities(v if self.power == 1 else (v / v.max()) ** self.power, self.epsilon)
 
     def _of_pairs(self, v: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
         return self._estimated(v)
@@ -141,10 +141,11 @@ class TransformationSampler:
         """Into the memory it has, which a captured step may use."""
         own = self.state_dict()
         for name, value in own.items():
-            if state[name].shape[-2:] != value.shape[-2:]:
+            found = tuple(state[name].shape) if name in state else "missing"
+            if name not in state or state[name].shape[-2:] != value.shape[-2:]:
                 raise ValueError(
-                    f"the state's {name} is {tuple(state[name].shape)}, for other functions or bins than this "
-                    f"sampler's {tuple(value.shape)}"
+                    f"the state's {name} is {found}, for other functions or bins than this sampler's "
+                    f"{tuple(value.shape)}"
                 )
         for name in own.keys() - {"past"}:
             own[name].copy_(state[name])
@@ -170,6 +171,8 @@ class FixedSampler(TransformationSampler):
     def __init__(
         self, probabilities: Float[Tensor, "K K"] | None = None, magnitudes: Float[Tensor, "K bins"] | None = None
     ) -> None:
+        if magnitudes is not None and (magnitudes.ndim != 2 or len(magnitudes) != K):
+            raise ValueError(f"magnitudes is {tuple(magnitudes.shape)}; it has a row for each of {K} functions")
         super().__init__(bins=1 if magnitudes is None else magnitudes.shape[1])
         if probabilities is not None:
             self.probabilities = probabilities.detach().to(torch.float64, copy=True)
@@ -231,14 +234,15 @@ def draw_magnitudes(
     second: Int[Tensor, " n"],
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "n 2"]:
-    """Magnitudes of pairs, each by its function's p of equal parts of [0, 10], again by inverting the distribution.
+    """Magnitudes of pairs: in a part of [0, 10] by each function's p, again by inverting it, and uniform within that.
 
-    They are uniform within a part, so of a single part they are the paper's, from the same random numbers.
+    The place within a part does not depend on p: rounding in p, which differs with the number of processes, must not
+    come through to the images.
     """
     bins = p.shape[1]
-    share = p.to(first.device)[torch.stack([first, second], 1)]
-    end = share.cumsum(2)
-    place = torch.rand(len(first), 2, 1, generator=generator, device=first.device, dtype=torch.float32).double()
-    part = (place >= end).sum(2, keepdim=True).clamp_(max=bins - 1)
-    inside = (place - (end - share).gather(2, part)) / share.gather(2, part)
-    return ((part + inside.clamp(0, 1)) * (MAX_MAGNITUDE / bins)).squeeze(2).float()
+    cumulative = p.to(first.device)[torch.stack([first, second], 1)].cumsum(2)
+    size, device = (len(first), 2), first.device
+    place = torch.rand(*size, 1, generator=generator, device=device, dtype=torch.float64) * cumulative[..., -1:]
+    part = (place >= cumulative).sum(2).clamp_(max=bins - 1)
+    inside = torch.rand(size, generator=generator, device=device, dtype=torch.float32)
+    return ((part + inside) * (MAX_MAGNITUDE / bins)).clamp_(max=MAX_MAGNITUDE)

@@ -372,7 +372,10 @@ def _probabilities_of(sampler: object) -> Tensor:
 
 
 def _magnitudes_of(sampler: object) -> Tensor | None:
-    return sampler.magnitudes if isinstance(sampler, TransformationSampler) and sampler.learns_magnitudes else None
+    """None where they are uniform, or still so."""
+    if not isinstance(sampler, TransformationSampler) or (sampler.magnitudes == 1 / sampler.magnitudes.shape[1]).all():
+        return None
+    return sampler.magnitudes
 
 
 def _mean_magnitudes(magnitudes: Tensor) -> list[str]:
@@ -428,7 +431,8 @@ def _check_magnitudes(p: Tensor) -> None:
         found = f"{p.dtype} {tuple(p.shape)}" if isinstance(p, Tensor) else type(p).__name__
         raise ValueError(f"magnitudes is {found}; it must be torch.float64 ({K}, 2 to {MOST_BINS})")
     if not (p.isfinite() & (p >= 0)).all() or (p.sum(1) - 1).abs().max() > 1e-6:
-        raise ValueError(f"magnitudes has no distribution in each row: from {p.min():g} to {p.max():g}")
+        sums = f"sums from {p.sum(1).min():.9g} to {p.sum(1).max():.9g}, not 1"
+        raise ValueError(f"magnitudes has no distribution in each row: from {p.min():g} to {p.max():g}, {sums}")
 
 
 def _check_finite(what: str, state: Mapping[str, Tensor]) -> None:

@@ -363,6 +363,7 @@ def test_what_is_to_be_worried_about_in_a_run_is_told(tmp_path: Path, monkeypatc
 def test_the_course_of_a_run_is_kept_beside_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
     rows = [dict.fromkeys(FIGURES, 1 / 3) | {"epoch": epoch, "weights": [1.0] * 9} for epoch in (1, 2)]
+    rows[0]["train_loss"] = None  # which is not finite
     logs = ["".join(json.dumps(row) + "\n" for row in rows), "[]\n", None]
     for job, log in zip(jobs(tmp_path, 3), logs, strict=True):
         record(job)
@@ -372,7 +373,9 @@ def test_the_course_of_a_run_is_kept_beside_its_result(tmp_path: Path, monkeypat
     assert len(results.files(tmp_path / "results")) == 3  # a result needs no log
     (course,) = (tmp_path / "results" / "digits" / "courses").iterdir()
     assert course.name == "baseline-seed0.json"
-    assert json.loads(course.read_text()) == {figure: [0.333333, 0.333333] for figure in FIGURES}
+    kept = json.loads(course.read_text())
+    assert kept.pop("train_loss") == [None, 0.333333]
+    assert kept == {figure: [0.333333, 0.333333] for figure in FIGURES[1:]}
 
 
 def test_every_course_that_is_kept_ends_where_its_run_did() -> None:
@@ -385,14 +388,34 @@ def test_every_course_that_is_kept_ends_where_its_run_did() -> None:
 def test_trainings_of_others_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of two `reproduce` at a time were told as runs alone."""
     stand_in(monkeypatch)
-    for name in ("another", "that has ended"):
-        (tmp_path / "runs" / "omniglot" / name).mkdir(parents=True)
-        (tmp_path / "runs" / "omniglot" / name / ".lock").touch()
-    with run_folder.locked(tmp_path / "runs" / "omniglot" / "another"):
+    others = [tmp_path / "runs" / name for name in ("omniglot/another", "omniglot/that has ended", "of train itself")]
+    for other in others:
+        other.mkdir(parents=True)
+        (other / ".lock").touch()
+    with run_folder.locked(others[0]), run_folder.locked(others[2]):
         Queue(jobs(tmp_path, 1), 1, QUIET).run(None)
     Queue(jobs(tmp_path, 2), 1, QUIET).run(None)
     kept = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "results" / "digits").iterdir()}
-    assert [kept[f"baseline-seed{seed}"]["side_by_side"] for seed in range(2)] == [2, 1]
+    assert [kept[f"baseline-seed{seed}"]["side_by_side"] for seed in range(2)] == [3, 1]
+
+
+def test_trainings_of_others_that_begin_later_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, 1.0)
+    monkeypatch.setattr(reproducing, "NEIGHBOURS", 0.0)
+    other = tmp_path / "runs" / "omniglot" / "another"
+    other.mkdir(parents=True)
+
+    def begin() -> None:
+        until(lambda: living(tmp_path) == 1)
+        with run_folder.locked(other):
+            until((tmp_path / "results" / "digits" / "baseline-seed0.json").exists)
+
+    thread = threading.Thread(target=begin, daemon=True)
+    thread.start()
+    Queue(jobs(tmp_path, 1), 1, QUIET).run(None)
+    thread.join()
+    kept = json.loads((tmp_path / "results" / "digits" / "baseline-seed0.json").read_text())
+    assert kept["side_by_side"] == 2
 
 
 def test_a_folder_that_another_process_trains_into_is_waited_for(
@@ -642,7 +665,12 @@ def test_every_speed_of_the_report_is_in_its_file() -> None:
 
 def test_a_file_of_speeds_that_is_damaged_is_named(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
-    (tmp_path / "bench" / "training-cpu.json").write_text('{"figures": [{"recipe": "digits"}]}')
+    file = tmp_path / "bench" / "training-cpu.json"
+    figure = {"recipe": "digits", "what": None, "images_per_second": 1, "over_baseline": 1, "epoch_over_bare": 1}
+    file.write_text(json.dumps({"figures": [figure], "machine": {"hardware": "a", "torch": "b"}}))
+    with pytest.raises(ValueError, match=r"training-cpu\.json is damaged"):
+        results.markdown(tmp_path)
+    file.write_text('{"figures": [{"recipe": "digits"}]}')
     with pytest.raises(ValueError, match=r"training-cpu\.json is damaged: it is none of benchmarks/training\.py"):
         results.markdown(tmp_path)
 

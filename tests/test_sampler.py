@@ -73,14 +73,34 @@ def test_magnitudes_are_drawn_by_their_functions_p() -> None:
     assert within.var() == pytest.approx(1 / 12, abs=0.01)
 
 
-def test_magnitudes_that_were_not_learned_are_the_papers() -> None:
-    """Of one bin, and of several alike, from the same random numbers as `Transformation.draw` takes."""
+def test_rounding_in_p_does_not_come_through_to_magnitudes() -> None:
+    """As it differs with the number of processes; magnitudes were continuous in p, and parted with it."""
+    p = torch.rand(14, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).softmax(1)
     first, second = torch.randint(0, 14, (2, 500), generator=torch.Generator().manual_seed(0))
-    papers = Transformation.draw(first, second, torch.Generator().manual_seed(1)).magnitudes
-    for bins in (1, 4):
-        p = torch.full((14, bins), 1 / bins, dtype=torch.float64)
-        drawn = draw_magnitudes(p, first, second, torch.Generator().manual_seed(1))
-        torch.testing.assert_close(drawn, papers, rtol=0, atol=0 if bins == 1 else 1e-6)
+    one, other = (draw_magnitudes(q, first, second, torch.Generator().manual_seed(1)) for q in (p, p * (1 + 1e-9)))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("bins", [2, 3, 7, 100])
+def test_magnitudes_stay_within_their_part(bins: int) -> None:
+    p = torch.zeros(14, bins, dtype=torch.float64)
+    p[:, -1] = 1
+    first, second = torch.zeros(2, 100_000, dtype=torch.long)
+    drawn = draw_magnitudes(p, first, second, torch.Generator().manual_seed(0))
+    assert drawn.dtype == torch.float32
+    assert drawn.min() >= 10 - 10 / bins - 1e-6
+    assert drawn.max() <= 10
+
+
+@pytest.mark.parametrize("average", [1e-40, 1e-22, 1e20])
+@pytest.mark.parametrize("bins", [1, 3])
+def test_a_power_of_extreme_outputs_is_that_of_their_ratios(average: float, bins: int) -> None:
+    """Powers of small outputs were 0, and their share of 0 no number."""
+    sampler = TransformationSampler(epsilon=0.0, power=16.0, functions=2, bins=bins)
+    sampler.record(transformation([0, 0, 1, 1], [0, 1, 0, 1]), torch.tensor([1.0, 2.0, 1.0, 1.0]).double() * average)
+    sampler.update()
+    assert sampler.probabilities[0, 1] == pytest.approx(2**16 / (2**16 + 3))
+    assert sampler.magnitudes.sum(1).tolist() == pytest.approx([1, 1])
 
 
 def test_a_function_that_was_not_seen_keeps_its_magnitudes() -> None:
@@ -103,6 +123,8 @@ def test_magnitudes_go_on_from_a_state() -> None:
     with pytest.raises(ValueError, match=r"magnitudes is \(14, 3\), for other functions or bins than .* \(14, 5\)"):
         TransformationSampler(bins=5).load_state_dict(one.state_dict())
     assert "magnitudes" not in TransformationSampler().state_dict()  # as in files from before
+    with pytest.raises(ValueError, match=r"the state's magnitudes is missing, for other functions or bins than"):
+        TransformationSampler(bins=5).load_state_dict(TransformationSampler().state_dict())
 
 
 def test_singles_learn_magnitudes() -> None:
@@ -112,15 +134,6 @@ def test_singles_learn_magnitudes() -> None:
     sampler.update()
     expected = torch.tensor([[0.25, 0.75]], dtype=torch.float64).expand(13, 2)
     torch.testing.assert_close(sampler.magnitudes[:13], expected, rtol=1e-6, atol=0)  # Identity, the last, has none
-
-
-@pytest.mark.parametrize("average", [1e-18, 1e18])
-def test_the_highest_power_of_extreme_averages_is_a_distribution(average: float) -> None:
-    sampler = TransformationSampler(epsilon=0.0, functions=2, power=16.0)
-    sampler.record(transformation([0, 0, 1, 1], [0, 1, 0, 1]), torch.tensor([1.0, 2.0, 1.0, 1.0]) * average)
-    sampler.update()
-    assert sampler.probabilities.sum() == pytest.approx(1)
-    assert sampler.probabilities[0, 1] == pytest.approx(2**16 / (2**16 + 3))
 
 
 def test_the_function_is_the_equation() -> None:
@@ -244,6 +257,10 @@ def test_wrong_settings_are_named() -> None:
         TransformationSampler(power=0.0)
     with pytest.raises(ValueError, match=r"bins is 0; it counts parts of the magnitudes, 1 to 100"):
         TransformationSampler(bins=0)
+    with pytest.raises(ValueError, match=r"bins is 2\.5; it counts parts"):
+        TransformationSampler(bins=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"magnitudes is \(3, 4\); it has a row for each of 14 functions"):
+        FixedSampler(magnitudes=torch.ones(3, 4))
     with pytest.raises(ValueError, match=r"window is 0; .* at least 1"):
         TransformationSampler(window=0)
     with pytest.raises(ValueError, match=r"for other functions or bins than this sampler's \(14, 14\)"):

@@ -30,6 +30,7 @@ from metaaugment.training.progress import duration, number_of
 # Trainings that share a GPU: on an H200 four of WRN-40-2 took 0.65 of the time of one after the other.
 AT_ONCE = {"cuda": 4, "cpu": 1}
 LOOK_EVERY = 0.2  # seconds between looks at those under way
+NEIGHBOURS = 5.0  # seconds between looks for trainings of others, which take some to begin
 NEWS = 60.0  # seconds between lines on how far they are
 Worries = Callable[[Path], Sequence[str]]  # what is to be worried about in the run of a folder
 UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -238,13 +239,16 @@ class Queue:
 
     def run(self, seconds: float | None) -> None:
         """Raises `Interrupted` after a signal. Trainings that are stopped keep their checkpoints."""
-        began = told = time.monotonic()
+        began = told = counted = time.monotonic()
         with Interruption() as interruption:
             try:
                 while self._begin() or self.live:
                     time.sleep(LOOK_EVERY)
                     self._collect()
                     now = time.monotonic()
+                    if now - counted > NEIGHBOURS:
+                        counted = now
+                        self._note_neighbours()
                     if now - told > NEWS:
                         told = now
                         self._tell()
@@ -283,7 +287,8 @@ class Queue:
     def _note_neighbours(self) -> None:
         """How many trainings there are at a time: its own, and those of others into the same folder of runs."""
         own = {job.folder for job in self.live}
-        locks = (lock for runs in {job.where.runs for job in self.live} for lock in runs.glob(f"*/*/{run_folder.LOCK}"))
+        places = {job.where.runs for job in self.live}
+        locks = (lock for runs in places for depth in ("*", "*/*") for lock in runs.glob(f"{depth}/{run_folder.LOCK}"))
         number = len(own) + sum(run_folder.is_locked(lock.parent) for lock in locks if lock.parent not in own)
         for job in self.live:
             job.shares(number)
@@ -335,7 +340,6 @@ class Queue:
         self._collect(stopped=True)
 
     def _tell(self) -> None:
-        self._note_neighbours()
         states = (f"{job.name} {job.epochs_done()}/{self._epochs(job)}" for job in self.live)
         self._say(f"{', '.join(states)}; {len(self.waiting)} waiting")
 

@@ -14,7 +14,7 @@ from metaaugment.training.machine import single
 from metaaugment.training.progress import duration
 
 Result = dict[str, Any]
-Course = dict[str, list[float]]
+Course = dict[str, list[float | None]]
 
 
 def files(folder: Path) -> list[Path]:
@@ -93,9 +93,14 @@ def course(log: Path) -> Course:
     """A log as columns: each figure over the epochs. ValueError if it is damaged."""
     try:
         rows = [json.loads(line) for line in log.read_text().splitlines()]
-        return {figure: [float(f"{row[figure]:.6g}") for row in rows] for figure in FIGURES}
+        return {figure: [_rounded(row[figure]) for row in rows] for figure in FIGURES}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{log} is damaged: {error}") from None
+
+
+def _rounded(figure: float | None) -> float | None:
+    """A log has null for what is not finite."""
+    return None if figure is None else float(f"{figure:.6g}")
 
 
 def course_file(result: Path) -> Path:
@@ -144,8 +149,8 @@ def _speeds(folder: Path) -> list[str]:
         try:
             table = [
                 (
-                    figure["recipe"],
-                    figure["what"],
+                    _cell(figure["recipe"]),
+                    _cell(figure["what"]),
                     f"{figure['images_per_second']:,.0f}",
                     f"{figure['over_baseline']:.2f}",
                     f"{figure['epoch_over_bare']:.2f}",
@@ -153,7 +158,7 @@ def _speeds(folder: Path) -> list[str]:
                 for figure in measured["figures"]
             ]
             machine = f"{measured['machine']['hardware']}, torch {measured['machine']['torch']}"
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise ValueError(f"{file} is damaged: it is none of benchmarks/training.py; take an intact copy") from None
         lines += [
             "",

@@ -91,6 +91,8 @@ def is_locked(folder: Path) -> bool:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:
+        return False
     finally:
         os.close(lock)
     return False
