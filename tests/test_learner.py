@@ -688,6 +688,7 @@ def test_alpha_and_the_policy_learn_in_float32_beside_a_half_network(dtype: torc
     assert any(not torch.equal(value, before[1][name]) for name, value in joint.policy.state_dict().items())
 
 
+@pytest.mark.slow
 def test_gradients_do_not_vanish_under_float16() -> None:
     """Each of many samples has a small part of a small loss: against the same in float32."""
     torch.manual_seed(0)

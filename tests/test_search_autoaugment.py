@@ -50,6 +50,7 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+@pytest.mark.slow
 def test_children_get_better_and_the_best_five_are_trained_under(tmp_path: Path) -> None:
     out = tmp_path / "search"
     file = run(SMALL, out, children=60, controller_lr=0.01)

@@ -21,6 +21,7 @@ from metaaugment.batch_norm import with_global_statistics
 from metaaugment.data import DataSet, augment, dataset
 from metaaugment.data.dataset import Refused
 from metaaugment.distributed import world_size
+from metaaugment.embedding import K
 from metaaugment.experiments.flags import flag
 from metaaugment.experiments.methods import METHODS, copies
 from metaaugment.experiments.place import Place
@@ -31,7 +32,7 @@ from metaaugment.networks import network
 from metaaugment.networks.pretrained import load_pretrained
 from metaaugment.ops import Space
 from metaaugment.policy import UniformPolicy
-from metaaugment.sampler import FixedSampler, SingleSampler, TransformationSampler, UniformSampler
+from metaaugment.sampler import FixedSampler, SingleSampler, UniformSampler
 from metaaugment.seeds import DRAWS, INITIAL, derived_seed
 from metaaugment.training.launch import own_device
 from metaaugment.training.machine import choose_device
@@ -106,8 +107,8 @@ class Experiment:
         seen_through = self.network if before is None or before.extractor is None else before.extractor
         eyes = deepcopy(seen_through).eval().requires_grad_(False)
         policy = self.fresh_policy()
-        learning: TransformationSampler = METHODS["metaaugment"].sampler(self.recipe, None)  # type: ignore[assignment]
-        sampler = FixedSampler(magnitudes=learning.magnitudes)
+        bins = self.recipe.magnitude_bins
+        sampler = FixedSampler(magnitudes=torch.full((K, bins), 1 / bins, dtype=torch.float64))
         if before is not None:
             policy.load_state_dict(before.policy.state_dict())
             sampler.probabilities.copy_(before.sampler.probabilities)  # type: ignore[attr-defined]

@@ -147,16 +147,17 @@ def _speeds(folder: Path) -> list[str]:
     for file in sorted(folder.glob("bench/training-*.json")):
         measured = run_folder.read_json(file)
         try:
-            table = [
+            rows = [
                 (
-                    _cell(figure["recipe"]),
-                    _cell(figure["what"]),
+                    figure["recipe"],
+                    figure["what"],
                     f"{figure['images_per_second']:,.0f}",
                     f"{figure['over_baseline']:.2f}",
                     f"{figure['epoch_over_bare']:.2f}",
                 )
                 for figure in measured["figures"]
             ]
+            table = _lines(("", "", "images/s", "time", "of bare steps"), rows)
             machine = f"{measured['machine']['hardware']}, torch {measured['machine']['torch']}"
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ValueError(f"{file} is damaged: it is none of benchmarks/training.py; take an intact copy") from None
@@ -167,7 +168,7 @@ def _speeds(folder: Path) -> list[str]:
             "One after the other in one run of `benchmarks/training.py`, each alone on the device: the time of an",
             "epoch with validation, log and checkpoint, against the baseline's and against the bare steps of its kind.",
             "",
-            *_lines(("", "", "images/s", "time", "of bare steps"), table),
+            *table,
         ]
     return lines
 
