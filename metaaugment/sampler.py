@@ -82,16 +82,15 @@ class TransformationSampler:
     def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
         """Collect the raw outputs P of a mini-batch; those that are not finite are left out."""
         self.to(outputs.device)
-        transformation = transformation.to(outputs.device)
+        columns, outputs = self.present.shape[-1], outputs.detach().double()
         first, second = transformation.first.long(), transformation.second.long()
-        rows, columns = [first], [second]
+        cells = first * columns + second
         if self.learns_magnitudes:
             functions, bins = self.magnitudes.shape
             parts = (transformation.magnitudes * (bins / MAX_MAGNITUDE)).long().clamp_(max=bins - 1)
-            rows, columns = [first, first, second], [second, functions + parts[:, 0], functions + parts[:, 1]]
-        cells = torch.cat(rows) * self.present.shape[-1] + torch.cat(columns)
-        outputs = outputs.detach().double().repeat(len(rows))
-        finite = outputs.isfinite()
+            places = torch.stack([first, second]) * columns + functions + parts.T
+            cells, outputs = torch.cat([cells, *places]), outputs.repeat(3)
+        cells, finite = cells.to(outputs.device), outputs.isfinite()
         sums, counts = self.present.view(2, -1)
         sums.index_add_(0, cells, torch.where(finite, outputs, 0.0))
         counts.index_add_(0, cells, finite.double())
