@@ -115,10 +115,9 @@ class Recipe:
     window: int = 50
     """Epochs of policy outputs that the distribution is estimated from."""
     power: float = 1.0
-    """Power of the average outputs that it is proportional to; above the paper's 1 it is sharper."""
+    """Power of the average outputs that the distribution over transformations follows; above the paper's 1, sharper."""
     magnitude_bins: int = 1
-    """Equal parts of the magnitudes that each function learns a distribution over; 1 leaves them uniform, as in the
-    paper."""
+    """Parts of the magnitudes that each function learns a distribution over; 1, the paper's, leaves them uniform."""
     route: str = "difference"
     """How the alignment is computed: difference, forward or unrolled."""
     lagged: bool = False
