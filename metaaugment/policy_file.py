@@ -20,7 +20,6 @@ from metaaugment.source import Source, space_hash
 from metaaugment.transformation import FLOAT_TYPES
 
 FORMAT = 1
-WITH_MAGNITUDES = 2  # the format of files that also say how magnitudes are drawn, which readers of 1 must not overlook
 KIND = "policy"
 WAY_OUT = "take an intact copy of it, or export the policy again"
 # Fields of a source that stand in a file as they are, and all fields of a file.
@@ -36,7 +35,6 @@ class Content(NamedTuple):
     policy: nn.Module | None
     extractor: nn.Module | None
     provenance: Mapping[str, Any]
-    magnitudes: Tensor | None = None  # where they are not uniform
 
 
 class Foreign(ValueError):
@@ -45,7 +43,7 @@ class Foreign(ValueError):
 
 def write(file: Path, content: Content, half: bool) -> None:
     """Whole or not at all; with `half`, θ and w in float16."""
-    p, source, policy, extractor, provenance, magnitudes = content
+    p, source, policy, extractor, provenance = content
     tree = {
         "format": FORMAT,
         "p": p,
@@ -60,8 +58,6 @@ def write(file: Path, content: Content, half: bool) -> None:
         tree["policy"] = policy_name(policy)
         tree["theta"] = _stored("theta", policy.state_dict(), half)
         tree["w"] = _stored("w", extractor.state_dict(), half)
-    if magnitudes is not None:
-        tree |= {"format": WITH_MAGNITUDES, "magnitudes": magnitudes}
     sealed.save(file, KIND, tree)
 
 
@@ -87,17 +83,13 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
     """What a tree says, with the network and the space of the user's own where it needs them."""
     if not isinstance(tree, dict) or "format" not in tree:
         raise ValueError("it does not say its format")
-    if type(tree["format"]) is not int or tree["format"] not in (FORMAT, WITH_MAGNITUDES):
+    if type(tree["format"]) is not int or tree["format"] != FORMAT:
         raise Foreign(
-            f"it has format {tree['format']!r}, and this version of metaaugment reads {FORMAT} and {WITH_MAGNITUDES}; "
-            "use the version that wrote it, or export the policy again"
+            f"it has format {tree['format']!r}, and this version of metaaugment reads {FORMAT}; use the version that "
+            "wrote it, or export the policy again"
         )
-    more = ("magnitudes",) if tree["format"] == WITH_MAGNITUDES else ()
-    absent = [field for field in more if tree.get(field) is None]
-    if missing := [field for field in FIELDS if field not in tree] + absent:
+    if missing := [field for field in FIELDS if field not in tree]:
         raise ValueError(f"the field {missing[0]!r} is missing")
-    if not more and "magnitudes" in tree:
-        raise ValueError(f"it has magnitudes, which format {FORMAT} does not have")
     values: dict[str, Any] = {name: tuple(tree[name]) if isinstance(tree[name], list) else tree[name] for name in PLAIN}
     source = Source(**values, space=_space_of(tree["space"], space))
     if tree["policy"] is None:
@@ -105,7 +97,7 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
             raise ValueError("it has tensors of a policy, but no name of one")
         if extractor is not None:
             raise Foreign("it holds p alone, and looks through no network; leave out extractor=")
-        return Content(tree["p"], source, None, None, tree["provenance"], *(tree[field] for field in more))
+        return Content(tree["p"], source, None, None, tree["provenance"])
     policy = copied_policy(tree["policy"], tree["theta"], source.num_classes)
     try:
         network = copied_extractor(source, tree["w"], extractor)
@@ -113,7 +105,7 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
         if extractor is None:
             raise
         raise Foreign(f"{error}; pass the extractor that it was learned with") from None
-    return Content(tree["p"], source, policy, network, tree["provenance"], *(tree[field] for field in more))
+    return Content(tree["p"], source, policy, network, tree["provenance"])
 
 
 def _space_of(recorded: Mapping[str, str], given: Space | None) -> Space:

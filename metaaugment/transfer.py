@@ -21,7 +21,7 @@ from metaaugment import policy_file
 from metaaugment.embedding import K, embed
 from metaaugment.frozen import Eyes, Judge, check_channels
 from metaaugment.learner import Learner
-from metaaugment.ops import MAX_MAGNITUDE, PAPER_OPS, Space, find_space
+from metaaugment.ops import PAPER_OPS, Space, find_space
 from metaaugment.policy import (
     RegressingPolicy,
     UniformPolicy,
@@ -33,8 +33,8 @@ from metaaugment.policy import (
     seen_by,
     weigh,
 )
-from metaaugment.policy_file import FORMAT, WITH_MAGNITUDES, copied_extractor, copied_policy, plain, policy_name
-from metaaugment.sampler import MOST_BINS, FixedSampler, TransformationSampler, UniformSampler
+from metaaugment.policy_file import FORMAT, copied_extractor, copied_policy, plain, policy_name
+from metaaugment.sampler import FixedSampler, UniformSampler
 from metaaugment.source import Source, space_hash
 from metaaugment.transformation import FLOAT_TYPES, INDEX_TYPES, Transformation, apply
 
@@ -53,7 +53,6 @@ class LearnedPolicy:
         source: what it was learned with.
         policy, extractor: θ and w as modules, which become this object's own; neither for p alone.
         provenance: where it comes from, as JSON values: recipe, data, accuracy, versions.
-        magnitudes: how those of each function are drawn, [14, bins]: from equal parts of [0, 10]. Not given: uniformly.
     """
 
     def __init__(
@@ -63,16 +62,13 @@ class LearnedPolicy:
         policy: nn.Module | None = None,
         extractor: nn.Module | None = None,
         provenance: Mapping[str, Any] | None = None,
-        magnitudes: Float[Tensor, "14 bins"] | None = None,
     ) -> None:
         if (policy is None) != (extractor is None):
             raise ValueError("a policy needs the extractor that it sees through; give both, or neither for p alone")
         _check_distribution(probabilities)
-        if magnitudes is not None:
-            _check_magnitudes(magnitudes)
         self.source = source
         self.provenance = _as_json(provenance or {})
-        self.sampler = FixedSampler(probabilities, magnitudes)
+        self.sampler = FixedSampler(probabilities.detach().clone())
         self.judge: Judge | None = None
         self.eyes: Eyes | None = None
         if policy is not None and extractor is not None:
@@ -102,7 +98,7 @@ class LearnedPolicy:
         return images, self.weights(images, transformation, labels)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
-        """n transformations: functions by p, magnitudes uniform unless they were learned."""
+        """n transformations: functions by p, magnitudes uniform."""
         return self.sampler.sample(n, generator)
 
     def weights(
@@ -142,7 +138,7 @@ class LearnedPolicy:
                 inputs turned into its own normalisation. Not given: as here. For a learner without `prepare`, which
                 only divides by 255, they are 0 and 1.
         """
-        sampler = FixedSampler(self.probabilities, self.magnitudes)
+        sampler = FixedSampler(self.probabilities.clone())
         if self.judge is None or self.eyes is None:
             return sampler, UniformPolicy(), None
         if (mean is None) != (std is None):
@@ -161,7 +157,7 @@ class LearnedPolicy:
 
     def sampler_only(self) -> "LearnedPolicy":
         """The half of it that looks at no image: p alone, a few KB; all weights are the same."""
-        return LearnedPolicy(self.probabilities, self.source, None, None, self.provenance, self.magnitudes)
+        return LearnedPolicy(self.probabilities, self.source, provenance=self.provenance)
 
     def to(self, device: torch.device | str) -> "LearnedPolicy":
         """Moves it, and returns it."""
@@ -176,11 +172,6 @@ class LearnedPolicy:
     def probabilities(self) -> Float[Tensor, "14 14"]:
         """p_{j,k}, float64."""
         return self.sampler.probabilities
-
-    @property
-    def magnitudes(self) -> Float[Tensor, "14 bins"] | None:
-        """Their distribution, of each function over equal parts of [0, 10], float64; None if they are uniform."""
-        return self.sampler.magnitudes if self.sampler.learns_magnitudes else None
 
     @property
     def needs_labels(self) -> bool:
@@ -199,7 +190,7 @@ class LearnedPolicy:
         """What is in it, for people, a line each."""
         source = self.source
         height, width = source.size
-        lines = [f"format       {FORMAT if self.magnitudes is None else WITH_MAGNITUDES}"]
+        lines = [f"format       {FORMAT}"]
         if self.judge is None or self.eyes is None:
             lines += ["policy       none: p alone, and all weights are the same"]
         else:
@@ -221,12 +212,8 @@ class LearnedPolicy:
         for title, pairs in (("likeliest", order[:5]), ("least likely", order[-5:])):
             shown = (f"{names[pair // K]} + {names[pair % K]} {p.flatten()[pair]:.3%}" for pair in pairs)
             lines.append(f"{title:12} {', '.join(shown)}")
-        means, expected = [""] * K, f"{1 / K:.2%} each"
-        if self.magnitudes is not None:
-            means = _mean_magnitudes(self.magnitudes.cpu())
-            expected += f", magnitude {MAX_MAGNITUDE / 2:.1f} on average,"
-        lines.append(f"{'function':12} first, second; {expected} if uniform")
-        lines += [f"{name:12} {p[i].sum():.2%}, {p[:, i].sum():.2%}{means[i]}" for i, name in enumerate(names)]
+        lines.append(f"{'function':12} first, second; {1 / K:.2%} each if uniform")
+        lines += [f"{name:12} {p[i].sum():.2%}, {p[:, i].sum():.2%}" for i, name in enumerate(names)]
         return [*lines, "provenance", *(f"  {key}: {_shown(value)}" for key, value in self.provenance.items())]
 
     def _check_images(self, images: Tensor) -> None:
@@ -303,9 +290,9 @@ class LearnedPolicy:
             )
         if source.fill != _colors(learner.fill, channels):
             raise ValueError(f"fill is {source.fill}, but the learner's is {learner.fill}; say the one it learned with")
-        p, magnitudes = _probabilities_of(learner.sampler), _magnitudes_of(learner.sampler)
+        p = _probabilities_of(learner.sampler)
         if isinstance(learner.policy, UniformPolicy):
-            return cls(p, source, None, None, provenance, magnitudes)
+            return cls(p, source, provenance=provenance)
         theta, w = learner.policy.state_dict(), seen_through.state_dict()
         policy = copied_policy(policy_name(learner.policy), theta, num_classes)
         try:
@@ -314,17 +301,12 @@ class LearnedPolicy:
             if network_name is None:
                 raise
             raise ValueError(f"the learner's network is no {network_name}: {error}; None stands for your own") from None
-        return cls(p, source, policy, extractor, provenance, magnitudes)
+        return cls(p, source, policy, extractor, provenance)
 
     def digest(self) -> str:
         """SHA-256 of all that it augments and weighs by."""
         modules = [self.judge.policy, self.eyes.network] if self.judge is not None and self.eyes is not None else []
-        magnitudes = [] if self.magnitudes is None else [self.magnitudes]
-        tensors = [
-            self.probabilities,
-            *magnitudes,
-            *(value for module in modules for value in module.state_dict().values()),
-        ]
+        tensors = [self.probabilities, *(value for module in modules for value in module.state_dict().values())]
         sha = hashlib.sha256(space_hash(self.space).encode())
         for tensor in tensors:
             sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -337,7 +319,7 @@ class LearnedPolicy:
             OSError: where it cannot be written.
         """
         modules = (None, None) if self.judge is None or self.eyes is None else (self.judge.policy, self.eyes.network)
-        content = policy_file.Content(self.probabilities, self.source, *modules, self.provenance, self.magnitudes)
+        content = policy_file.Content(self.probabilities, self.source, *modules, self.provenance)
         policy_file.write(Path(file), content, half)
 
     @classmethod
@@ -369,20 +351,6 @@ def _probabilities_of(sampler: object) -> Tensor:
     if not isinstance(p, Tensor):
         raise ValueError(f"the learner's sampler, a {type(sampler).__name__}, has no p of pairs that could be kept")
     return p
-
-
-def _magnitudes_of(sampler: object) -> Tensor | None:
-    """None where they are uniform, or still so."""
-    if not isinstance(sampler, TransformationSampler) or (sampler.magnitudes == 1 / sampler.magnitudes.shape[1]).all():
-        return None
-    return sampler.magnitudes
-
-
-def _mean_magnitudes(magnitudes: Tensor) -> list[str]:
-    """In words, of the functions that take a magnitude."""
-    middles = (torch.arange(magnitudes.shape[1]) + 0.5) * (MAX_MAGNITUDE / magnitudes.shape[1])
-    means = (magnitudes * middles).sum(1).tolist()
-    return [f", magnitude {mean:.1f}" if op.magnitude else "" for op, mean in zip(PAPER_OPS, means, strict=True)]
 
 
 def _eyes(network: nn.Module, source: Source, shift: Tensor | None, scale: Tensor | None) -> Eyes:
@@ -423,16 +391,6 @@ def _check_distribution(p: Tensor) -> None:
         raise ValueError(f"p is {found}; it must be torch.float64 {(K, K)}")
     if not (p.isfinite() & (p >= 0)).all() or abs(float(p.sum()) - 1) > 1e-6:
         raise ValueError(f"p is not a distribution: from {p.min():g} to {p.max():g}, and {p.sum():.9g} in all, not 1")
-
-
-def _check_magnitudes(p: Tensor) -> None:
-    fits = isinstance(p, Tensor) and p.ndim == 2 and len(p) == K and 1 < p.shape[1] <= MOST_BINS
-    if not fits or p.dtype != torch.float64:
-        found = f"{p.dtype} {tuple(p.shape)}" if isinstance(p, Tensor) else type(p).__name__
-        raise ValueError(f"magnitudes is {found}; it must be torch.float64 ({K}, 2 to {MOST_BINS})")
-    if not (p.isfinite() & (p >= 0)).all() or (p.sum(1) - 1).abs().max() > 1e-6:
-        sums = f"sums from {p.sum(1).min():.9g} to {p.sum(1).max():.9g}, not 1"
-        raise ValueError(f"magnitudes has no distribution in each row: from {p.min():g} to {p.max():g}, {sums}")
 
 
 def _check_finite(what: str, state: Mapping[str, Tensor]) -> None:

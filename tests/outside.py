@@ -81,7 +81,7 @@ class Seeds:
 
     @staticmethod
     def make(folder: Path, huge: bool = True) -> "Seeds":
-        recipe = replace(RECIPES["digits"](), epochs=2, per_class=12, batch=40, policy_batch=16, magnitude_bins=3)
+        recipe = replace(RECIPES["digits"](), epochs=2, per_class=12, batch=40, policy_batch=16)
         run.train(recipe, replace(HERE, out=folder / "run"), QUIET)
         learned_policy(folder / "run").save(folder / POLICY)
         half = Correlation(0.2, 0.02)
@@ -305,7 +305,7 @@ def resume(folder: Path) -> None:
 @cache
 def _trainer(folder: Path) -> Trainer:
     """The one that the run of the seeds was trained by."""
-    recipe = replace(RECIPES["digits"](), epochs=2, per_class=12, batch=40, policy_batch=16, magnitude_bins=3)
+    recipe = replace(RECIPES["digits"](), epochs=2, per_class=12, batch=40, policy_batch=16)
     return run.trainer(run.prepare(recipe, HERE, QUIET), HERE, folder, Reader(), [])
 
 

@@ -30,11 +30,9 @@ def fused_sgd(parameters: object, rate: float) -> torch.optim.SGD:
 class Joint:
     """A learner with its optimizers and generator."""
 
-    def __init__(
-        self, network: nn.Module, policy: nn.Module, singles: bool = False, bins: int = 1, **settings: object
-    ) -> None:
+    def __init__(self, network: nn.Module, policy: nn.Module, singles: bool = False, **settings: object) -> None:
         generator = torch.Generator("cuda").manual_seed(3)
-        sampler = SingleSampler(bins=bins) if singles else ma.TransformationSampler(bins=bins)
+        sampler = SingleSampler() if singles else ma.TransformationSampler()
         self.learner = ma.Learner(network, sampler, policy, generator=generator, **settings)  # type: ignore[arg-type]
         self.task = fused_sgd(network.parameters(), 0.05)
         self.policy: torch.optim.Optimizer = fused_sgd(self.learner.policy_parameters(), 0.01)
@@ -80,7 +78,7 @@ def test_captured_equals_eager(every: int, lagged: bool) -> None:
 def test_so_it_is_for_every_policy(name: str, adam: bool) -> None:
     """Each with single functions, in the wide space, and with validation images in parts of unequal size."""
     network, policy = ma.network("small-cnn", 10).cuda().double(), build(name, 128, num_classes=10).cuda().double()
-    settings = {"singles": True, "bins": 3, "space": "trivialaugment-wide", "lagged": True, "part": 12}
+    settings = {"singles": True, "space": "trivialaugment-wide", "lagged": True, "part": 12}
     eager, graph = Joint(copy.deepcopy(network), copy.deepcopy(policy), **settings), Joint(network, policy, **settings)
     if adam:
         for joint in (eager, graph):

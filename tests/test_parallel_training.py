@@ -118,7 +118,6 @@ WAYS: dict[str, tuple[object, ...]] = {
     "phases": ("--random-epochs", 1, "--frozen-epochs", 1),
     "flips and Cutout": ("--flip", "--crop", 1, "--cutout", 3, "--clip", 1.0),
     "unrolled": ("--route", "unrolled"),
-    "learned magnitudes": ("--magnitude-bins", 4, "--power", 3),
 }
 
 

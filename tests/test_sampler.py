@@ -8,7 +8,7 @@ import torch
 import metaaugment as ma
 from metaaugment import IdentitySampler, Transformation, TransformationSampler, UniformSampler
 from metaaugment.ops import INDEX
-from metaaugment.sampler import FixedSampler, SingleSampler, draw_magnitudes, draw_pairs, probabilities
+from metaaugment.sampler import FixedSampler, SingleSampler, draw_pairs, probabilities
 
 
 def transformation(first: list[int], second: list[int]) -> Transformation:
@@ -24,116 +24,6 @@ def test_eq_5_by_hand() -> None:
     v = [[0.6, 0.3], [0.9, 0.6]]
     expected = [[0.9 * x / 2.4 + 0.1 / 4 for x in row] for row in v]
     torch.testing.assert_close(sampler.probabilities, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
-
-
-def test_a_power_by_hand() -> None:
-    """Twice as high an average output is four times as likely, up to the uniform share."""
-    sampler = TransformationSampler(epsilon=0.2, functions=2, power=2.0)
-    sampler.record(transformation([0, 0, 1, 1], [0, 1, 0, 1]), torch.tensor([0.2, 0.4, 0.4, 0.8]))
-    sampler.update()
-    expected = [[0.8 * 1 / 25 + 0.05, 0.8 * 4 / 25 + 0.05], [0.8 * 4 / 25 + 0.05, 0.8 * 16 / 25 + 0.05]]
-    torch.testing.assert_close(sampler.probabilities, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
-    single, alone = SingleSampler(epsilon=0.0, power=3.0), INDEX["Identity"]
-    single.record(transformation([0, 1], [alone, alone]), torch.tensor([0.25, 0.75]))  # the others have their mean, 0.5
-    single.update()
-    of_each = torch.tensor([1.0, 27.0, *[8.0] * 12], dtype=torch.float64) / 124
-    torch.testing.assert_close(single.probabilities[:, alone], of_each, rtol=1e-6, atol=0)
-
-
-def test_learned_magnitudes_by_hand() -> None:
-    """K = 2, two bins; function 0 is seen in both with 0.2 and 0.6, function 1 in the upper one only."""
-    sampler = TransformationSampler(epsilon=0.2, functions=2, power=2.0, bins=2)
-    magnitudes = torch.tensor([[1.0, 9.0], [10.0, 5.0], [4.9, 7.0]])
-    first, second = torch.tensor([0, 0, 0]), torch.tensor([1, 1, 1])
-    t = Transformation(first, second, magnitudes, torch.ones(3, 2, dtype=torch.int8))
-    sampler.record(t, torch.tensor([0.1, 0.6, 0.3]))
-    sampler.update()
-    # 0.2² and 0.6² of function 0; of function 1 the unseen bin has the average of the seen one.
-    expected = [[0.8 * 0.1 + 0.1, 0.8 * 0.9 + 0.1], [0.5, 0.5]]
-    torch.testing.assert_close(sampler.magnitudes, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
-    assert sampler.present.abs().sum() == 0
-    assert sampler.past[0, 1].tolist() == [[0, 3, 2, 1], [0, 0, 0, 3]]
-    by_pairs_alone = TransformationSampler(epsilon=0.2, functions=2, power=2.0)
-    by_pairs_alone.record(t, torch.tensor([0.1, 0.6, 0.3]))
-    by_pairs_alone.update()
-    assert torch.equal(sampler.probabilities, by_pairs_alone.probabilities)
-
-
-def test_magnitudes_are_drawn_by_their_functions_p() -> None:
-    p = torch.tensor([[0.5, 0.0, 0.3, 0.2], [0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
-    first, second = torch.zeros(40_000, dtype=torch.long), torch.ones(40_000, dtype=torch.long)
-    drawn = draw_magnitudes(p, first, second, torch.Generator().manual_seed(0))
-    share = torch.histc(drawn[:, 0], 4, 0, 10) / 40_000
-    assert (share - p[0]).abs().max() < 5 * math.sqrt(0.25 / 40_000)
-    assert share[1] == 0
-    assert drawn[:, 1].min() >= 7.5
-    assert drawn.max() <= 10
-    within = drawn[:, 0][drawn[:, 0] < 2.5] / 2.5  # uniform: mean 1/2, variance 1/12
-    assert within.mean() == pytest.approx(0.5, abs=0.02)
-    assert within.var() == pytest.approx(1 / 12, abs=0.01)
-
-
-def test_rounding_in_p_does_not_come_through_to_magnitudes() -> None:
-    """As it differs with the number of processes; magnitudes were continuous in p, and parted with it."""
-    p = torch.rand(14, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).softmax(1)
-    first, second = torch.randint(0, 14, (2, 500), generator=torch.Generator().manual_seed(0))
-    one, other = (draw_magnitudes(q, first, second, torch.Generator().manual_seed(1)) for q in (p, p * (1 + 1e-9)))
-    assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("bins", [2, 3, 7, 100])
-def test_magnitudes_stay_within_their_part(bins: int) -> None:
-    p = torch.zeros(14, bins, dtype=torch.float64)
-    p[:, -1] = 1
-    first, second = torch.zeros(2, 100_000, dtype=torch.long)
-    drawn = draw_magnitudes(p, first, second, torch.Generator().manual_seed(0))
-    assert drawn.dtype == torch.float32
-    assert drawn.min() >= 10 - 10 / bins - 1e-6
-    assert drawn.max() <= 10
-
-
-@pytest.mark.parametrize("average", [1e-40, 1e-22, 1e20])
-@pytest.mark.parametrize("bins", [1, 3])
-def test_a_power_of_extreme_outputs_is_that_of_their_ratios(average: float, bins: int) -> None:
-    """Powers of small outputs were 0, and their share of 0 no number."""
-    sampler = TransformationSampler(epsilon=0.0, power=16.0, functions=2, bins=bins)
-    sampler.record(transformation([0, 0, 1, 1], [0, 1, 0, 1]), torch.tensor([1.0, 2.0, 1.0, 1.0]).double() * average)
-    sampler.update()
-    assert sampler.probabilities[0, 1] == pytest.approx(2**16 / (2**16 + 3))
-    assert sampler.magnitudes.sum(1).tolist() == pytest.approx([1, 1])
-
-
-def test_a_function_that_was_not_seen_keeps_its_magnitudes() -> None:
-    sampler = TransformationSampler(functions=2, bins=2)
-    sampler.record(transformation([0, 0], [0, 0]), torch.tensor([0.2, 0.4]))
-    sampler.update()
-    assert sampler.magnitudes[1].tolist() == [0.5, 0.5]
-
-
-def test_magnitudes_go_on_from_a_state() -> None:
-    one, other = (TransformationSampler(window=2, bins=3) for _ in range(2))
-    for seed in range(3):
-        one.record(one.sample(200, torch.Generator().manual_seed(seed)), torch.rand(200) ** 4)
-        one.update()
-    memory = other.magnitudes.data_ptr()
-    other.load_state_dict(one.state_dict())
-    assert torch.equal(other.magnitudes, one.magnitudes)
-    assert torch.equal(other.past, one.past)
-    assert other.magnitudes.data_ptr() == memory  # which a captured step may use
-    with pytest.raises(ValueError, match=r"magnitudes is \(14, 3\), for other functions or bins than .* \(14, 5\)"):
-        TransformationSampler(bins=5).load_state_dict(one.state_dict())
-    assert "magnitudes" not in TransformationSampler().state_dict()  # as in files from before
-    with pytest.raises(ValueError, match=r"the state's magnitudes is missing, for other functions or bins than"):
-        TransformationSampler(bins=5).load_state_dict(TransformationSampler().state_dict())
-
-
-def test_singles_learn_magnitudes() -> None:
-    sampler = SingleSampler(bins=2, epsilon=0.0)
-    t = sampler.sample(2000, torch.Generator().manual_seed(0))
-    sampler.record(t, torch.where(t.magnitudes[:, 0] < 5, 0.1, 0.3))
-    sampler.update()
-    expected = torch.tensor([[0.25, 0.75]], dtype=torch.float64).expand(13, 2)
-    torch.testing.assert_close(sampler.magnitudes[:13], expected, rtol=1e-6, atol=0)  # Identity, the last, has none
 
 
 def test_the_function_is_the_equation() -> None:
@@ -253,17 +143,9 @@ def test_state_goes_on_where_it_was() -> None:
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ValueError, match=r"epsilon is 1.5; .* in \[0, 1\]"):
         TransformationSampler(epsilon=1.5)
-    with pytest.raises(ValueError, match=r"power is 0; it is above 0, and at most 16"):
-        TransformationSampler(power=0.0)
-    with pytest.raises(ValueError, match=r"bins is 0; it counts parts of the magnitudes, 1 to 100"):
-        TransformationSampler(bins=0)
-    with pytest.raises(ValueError, match=r"bins is 2\.5; it counts parts"):
-        TransformationSampler(bins=2.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"magnitudes is \(3, 4\); it has a row for each of 14 functions"):
-        FixedSampler(magnitudes=torch.ones(3, 4))
     with pytest.raises(ValueError, match=r"window is 0; .* at least 1"):
         TransformationSampler(window=0)
-    with pytest.raises(ValueError, match=r"for other functions or bins than this sampler's \(14, 14\)"):
+    with pytest.raises(ValueError, match="for other functions than this sampler's"):
         TransformationSampler().load_state_dict(TransformationSampler(functions=2).state_dict())
 
 

@@ -112,8 +112,7 @@ def test_flags_without_effect_are_said_so_and_have_none(tmp_path: Path) -> None:
         "policy_network": "exponential-clue-policy", "sharpness": 2.0, "extractor": "shared", "learn_alpha": False,
         "real_alpha": True, "policy_batch": 7, "policy_optimizer": "sgd", "policy_lr": 0.5, "policy_schedule": "cosine",
         "policy_momentum": 0.1, "policy_weight_decay": 0.1, "policy_clip": 1.0, "alpha": 3.0, "epsilon": 0.9,
-        "window": 3, "power": 2.0, "magnitude_bins": 5, "route": "unrolled", "lagged": False, "every": 1,
-        "random_epochs": 1, "frozen_epochs": 1,
+        "window": 3, "route": "unrolled", "lagged": False, "every": 1, "random_epochs": 1, "frozen_epochs": 1,
     }  # fmt: skip
     assert values.keys() == LEARNING
     said = io.StringIO()
@@ -358,31 +357,6 @@ def test_alpha_is_the_learning_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     train(tmp_path / "still", **{**changes, "policy_lr": 0.0})
     learned, still = (final(tmp_path / name)["learner"]["policy"] for name in ("whole", "still"))
     assert any(not torch.equal(learned[name], still[name]) for name in still)
-
-
-def test_learned_magnitudes_are_kept_in_all_phases_and_in_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped in the frozen phase: its sampler has what the joint phase learned, and so has the exported policy."""
-    changes = {**PHASES, "magnitude_bins": 4, "power": 8.0, "policy_lr": 0.5}
-    train(tmp_path / "whole", **changes)
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "Lines", lambda console: Stop(10))
-        with pytest.raises(Interrupted):
-            train(tmp_path / "run", **changes)
-    train(tmp_path / "run", resume=True, **changes)
-    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
-    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
-    learned = final(tmp_path / "whole")["learner"]["sampler"]["magnitudes"]
-    assert (learned.sum(1) - 1).abs().max() < 1e-9
-    assert (learned - 0.25).abs().max() > 0.01
-    policy = learned_policy(tmp_path / "whole")
-    assert policy.magnitudes is not None
-    assert torch.equal(policy.magnitudes, learned)
-    logged = [
-        json.loads(line)["magnitudes"] for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()[1:]
-    ]
-    assert logged[0] == logged[1] == [[round(p, 6) for p in row] for row in learned.tolist()]
 
 
 PHASES = {"epochs": 3, "random_epochs": 1, "frozen_epochs": 1, "every": 1}

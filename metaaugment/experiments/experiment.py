@@ -21,7 +21,6 @@ from metaaugment.batch_norm import with_global_statistics
 from metaaugment.data import DataSet, augment, dataset
 from metaaugment.data.dataset import Refused
 from metaaugment.distributed import world_size
-from metaaugment.embedding import K
 from metaaugment.experiments.flags import flag
 from metaaugment.experiments.methods import METHODS, copies
 from metaaugment.experiments.place import Place
@@ -107,12 +106,10 @@ class Experiment:
         seen_through = self.network if before is None or before.extractor is None else before.extractor
         eyes = deepcopy(seen_through).eval().requires_grad_(False)
         policy = self.fresh_policy()
-        bins = self.recipe.magnitude_bins
-        sampler = FixedSampler(magnitudes=torch.full((K, bins), 1 / bins, dtype=torch.float64))
+        sampler = FixedSampler()
         if before is not None:
             policy.load_state_dict(before.policy.state_dict())
             sampler.probabilities.copy_(before.sampler.probabilities)  # type: ignore[attr-defined]
-            sampler.magnitudes.copy_(before.sampler.magnitudes)  # type: ignore[attr-defined]
         return self.learner(sampler, policy.requires_grad_(False), eyes), None
 
     def _transferred(self, before: Learner | None) -> tuple[Learner, None]:

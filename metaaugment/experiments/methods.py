@@ -63,9 +63,7 @@ METHODS: dict[str, Method] = {
     "dada": Method(by_found_policy, found=True),
     "advaa": Method(advaa, space="autoaugment", copies=8),  # one for each policy of an epoch
     "metaaugment": Method(
-        lambda recipe, found: SAMPLERS[recipe.transformations](
-            recipe.epsilon, recipe.window, power=recipe.power, bins=recipe.magnitude_bins
-        ),
+        lambda recipe, found: SAMPLERS[recipe.transformations](recipe.epsilon, recipe.window),
         lambda recipe, feature_dim, num_classes: build(
             recipe.policy_network, feature_dim, num_classes=num_classes, sharpness=recipe.sharpness
         ),

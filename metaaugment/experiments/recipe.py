@@ -15,17 +15,18 @@ from metaaugment.hypergradient import ROUTES
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import MAX_MAGNITUDE, SPACES
 from metaaugment.policy import KINDS, POLICIES, seen_by
-from metaaugment.sampler import MOST_BINS, MOST_POWER
 
 MOST_COPIES = 1024  # the paper has 4, and adversarial AutoAugment 8
 # Of rates, as networks have single precision, which ends at 3e38; and of counts, as JSON has whole numbers of any size.
 MAX_SETTING = 1e30
+# Fields that there were in some versions, with the values that meant nothing: runs that have these go on.
+RETIRED = {"power": 1.0, "magnitude_bins": 1}
 # Fields that decide nothing where no policy is learned.
 LEARNING = frozenset(
     (
         "policy_network", "sharpness", "extractor", "learn_alpha", "real_alpha", "policy_batch", "policy_optimizer",
         "policy_lr", "policy_schedule", "policy_momentum", "policy_weight_decay", "policy_clip", "alpha", "epsilon",
-        "window", "power", "magnitude_bins", "route", "lagged", "every", "random_epochs", "frozen_epochs",
+        "window", "route", "lagged", "every", "random_epochs", "frozen_epochs",
     )
 )  # fmt: skip
 
@@ -114,10 +115,6 @@ class Recipe:
     """Share of uniform sampling in the distribution over transformations."""
     window: int = 50
     """Epochs of policy outputs that the distribution is estimated from."""
-    power: float = 1.0
-    """Power of the average outputs that the distribution over transformations follows; above the paper's 1, sharper."""
-    magnitude_bins: int = 1
-    """Parts of the magnitudes that each function learns a distribution over; 1, the paper's, leaves them uniform."""
     route: str = "difference"
     """How the alignment is computed: difference, forward or unrolled."""
     lagged: bool = False
@@ -171,7 +168,7 @@ class Recipe:
             if not self.policy_network.startswith("regressing-"):
                 why["sharpness"] = f"--policy-network {self.policy_network} predicts no alignment"
             if self.epsilon == 1:
-                why |= dict.fromkeys(("window", "power", "magnitude_bins"), "--epsilon is 1")
+                why["window"] = "--epsilon is 1"
             if self.real_alpha:
                 why |= dict.fromkeys(("alpha", "learn_alpha"), "--real-alpha is the learning rate")
         if not self.warmup_epochs:
@@ -223,8 +220,6 @@ class Recipe:
         if self.held_back_from == "training" and not self.held_back:
             raise ValueError("--held-back-from is training, but --held-back is 0; say what share with --held-back 0.2")
         self._refuse("epsilon", 0 <= self.epsilon <= 1, "a share in [0, 1]")
-        self._refuse("magnitude_bins", 1 <= self.magnitude_bins <= MOST_BINS, f"a whole number of 1 to {MOST_BINS}")
-        self._refuse("power", 0 < self.power <= MOST_POWER, f"above 0, and at most {MOST_POWER}")
         self._refuse("nesterov", not self.nesterov or self.momentum > 0, "with --momentum above 0 only")
         self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than the {self.epochs} epochs")
         if self.policy is not None and self.method != "metaaugment" and not METHODS[self.method].found:
@@ -267,6 +262,7 @@ class Recipe:
         if not isinstance(values, Mapping):
             raise ValueError(f"the recipe is a {type(values).__name__}, not an object of fields and values")
         known = {field.name for field in fields(cls)}
+        values = {key: value for key, value in values.items() if key not in RETIRED or value != RETIRED[key]}
         if unknown := sorted(values.keys() - known):
             raise ValueError(f"unknown recipe field {unknown[0]!r}; the fields are {', '.join(sorted(known))}")
         if missing := [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from metaaugment.experiments.tables import COMPARISONS, ROWS, Entry
+from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry
 from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
 from metaaugment.training.log import FIGURES
@@ -223,7 +223,7 @@ def _entry(row: str, name: str) -> Entry | None:
 
 def _apart(row: str, name: str) -> bool:
     entry = _entry(row, name)
-    return entry is not None and entry.apart
+    return name in GONE or (entry is not None and entry.apart)
 
 
 def _place(row: str, name: str) -> tuple[int, str]:

@@ -200,9 +200,8 @@ class Trainer:
             return {}
         with self.precision():
             row = self.look.take(learner, epoch, self.validation if epoch == self.epochs else None)
-        learned = {name: getattr(learner.sampler, name, None) for name in ("probabilities", "magnitudes")}
-        tables = {name: p.tolist() for name, p in learned.items() if p is not None and p.shape[1] > 1}
-        return row | {name: [[round(v, 6) for v in line] for line in table] for name, table in tables.items()}
+        p: Tensor | None = getattr(learner.sampler, "probabilities", None)
+        return row if p is None else {**row, "probabilities": [[round(v, 6) for v in first] for first in p.tolist()]}
 
     @torch.no_grad()
     def _add(self, seen: Observation) -> None:
