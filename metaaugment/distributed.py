@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import get_worker_info
 
 T = TypeVar("T")
 
@@ -143,7 +144,12 @@ def agree(tensors: Sequence[Tensor]) -> None:
 
 @contextlib.contextmanager
 def _together() -> Iterator[None]:
-    """Turn what a collective raises, whatever the backend, into `Parted`."""
+    """Turn what a collective raises, whatever the backend, into `Parted`; refuse one that would wait for ever."""
+    if get_worker_info() is not None:
+        raise RuntimeError(
+            "this is a worker of a data loader, which cannot reach the other processes of the run; compute weights in "
+            "the training loop, and in the worker only images: policy.transform(images), or PolicyTransform"
+        )
     try:
         yield
     except RuntimeError as error:

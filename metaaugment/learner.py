@@ -43,6 +43,7 @@ from metaaugment.replay import Replay, no_draws, precisions
 from metaaugment.transformation import Transformation, apply
 
 Batch = tuple[Tensor, Tensor]
+PARTS = ("policy", "extractor", "sampler")
 STARTS_OVER = "one iterator that starts over at its end: itertools.chain.from_iterable(itertools.repeat(loader))"
 
 
@@ -323,20 +324,30 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """All that `load_state_dict` needs to go on; the task network, optimizers and generators keep their own."""
         state = {"alpha": self.alpha.detach(), "steps": self.steps, "skipped": self._skipped}
-        parts = {"policy": self.policy, "extractor": self.extractor, "sampler": self.sampler}
-        return state | {name: part.state_dict() for name, part in parts.items() if hasattr(part, "state_dict")}
+        return state | {name: part.state_dict() for name, part in self._kept().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping) or not {"alpha", "steps", "skipped"} <= state.keys():
             found = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise KeyError(f"this is not a state of a learner, but has {found}; give what its state_dict() returned")
+        parts = self._kept()
+        for name in PARTS:
+            if (name in parts) != (name in state):
+                one, other = ("state", "learner") if name in state else ("learner", "state")
+                raise ValueError(
+                    f"the {one} has a {name} with a state of its own, and the {other} none; build the learner of the "
+                    "same parts as the one whose state it is"
+                )
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
         with torch.no_grad():
             self.alpha.copy_(state["alpha"])
             self._skipped.copy_(state["skipped"])
         self.steps = int(state["steps"])
-        for name in ("policy", "extractor", "sampler"):
-            if name in state:
-                getattr(self, name).load_state_dict(state[name])
+
+    def _kept(self) -> dict[str, Any]:
+        """The parts that have a state."""
+        return {name: part for name in PARTS if hasattr(part := getattr(self, name), "state_dict")}
 
     # -- the parts of a step ----------------------------------------------------------------------------------------
 

@@ -93,9 +93,17 @@ class LearnedPolicy:
         """
         self._check_images(images)
         self._check_labels(images, labels)
-        transformation = self.sample(len(images), generator).to(images.device)
-        images = apply(images, transformation, self.space, self.source.fill)
+        images, transformation = self.transform(images, generator)
         return images, self.weights(images, transformation, labels)
+
+    def transform(self, images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Transformation]:
+        """Augmented images, and how they were; `weights` of both can follow later.
+
+        For the workers of a loader: weights are of a whole mini-batch, with several processes of that of all of them.
+        """
+        self._check_images(images)
+        transformation = self.sample(len(images), generator).to(images.device)
+        return apply(images, transformation, self.space, self.source.fill), transformation
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
         """n transformations: functions by p, magnitudes uniform."""
@@ -307,7 +315,9 @@ class LearnedPolicy:
         """SHA-256 of all that it augments and weighs by."""
         modules = [self.judge.policy, self.eyes.network] if self.judge is not None and self.eyes is not None else []
         tensors = [self.probabilities, *(value for module in modules for value in module.state_dict().values())]
-        sha = hashlib.sha256(space_hash(self.space).encode())
+        about = {name: getattr(self.source, name) for name in policy_file.PLAIN}
+        about |= {"policy": policy_name(modules[0]) if modules else None, "space": space_hash(self.space)}
+        sha = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for tensor in tensors:
             sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return sha.hexdigest()

@@ -508,7 +508,7 @@ def test_a_run_does_not_go_on_under_another_policy_of_the_same_name(tmp_path: Pa
     assert (result["policy"], result["space"], result["copies"]) == (str(file), "autoaugment", 1)
     (tmp_path / "run" / "result.json").unlink()  # as if it had been stopped before the test
     file.write_text(json.dumps(plain(sub_policies=[[["Color", 0.5, 3], ["Invert", 0.1, None]]])))
-    with pytest.raises(ValueError, match="its policy_digest is"):
+    with pytest.raises(ValueError, match="its policy_sha256 is"):
         train(recipe, Place(resume=tmp_path / "run", device="cpu"), QUIET)
     file.write_text(json.dumps(plain()))
     assert (

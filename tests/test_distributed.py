@@ -4,6 +4,7 @@ import itertools
 import os
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +14,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 import metaaugment as ma
 from metaaugment.batch_norm import with_global_statistics
 from metaaugment.data import augment
 from metaaugment.distributed import Parted, collected, drawn, everyone, first, highest, leave_to_first, share
+from metaaugment.ops import find_space
+from metaaugment.source import Source
 
 from processes import together
 
@@ -219,6 +223,38 @@ def too_late(rank: int, folder: str) -> None:
 def test_who_waits_too_long_says_so_in_one_sentence(tmp_path: Path) -> None:
     mp.spawn(too_late, (str(tmp_path),), nprocs=2)
     assert (tmp_path / "told").read_text() == "another process of this run is gone, or did not answer in time"
+
+
+def augmented(policy: ma.LearnedPolicy, images: list[Tensor], weighted: bool) -> Tensor:
+    """As a loader collates them, in its worker."""
+    return (policy.augment if weighted else policy.transform)(torch.stack(images))[0]
+
+
+def in_workers(rank: int, world: int) -> dict[str, Any]:
+    """Rank 0 has one image more, so that collectives would not even fit."""
+    images = torch.randint(0, 256, (8 + 4 * (rank == 0), 3, 16, 16), dtype=torch.uint8)
+    source = Source(None, 10, 3, find_space("metaaugment"), (0.5,) * 3, (0.5,) * 3, (0,) * 3, (16, 16))
+    policy = ma.LearnedPolicy(torch.full((14, 14), 1 / 196, dtype=torch.float64), source)
+    found: dict[str, Any] = {}
+    for weighted in (False, True):
+        loader = DataLoader(
+            images, 4, num_workers=1, timeout=60, multiprocessing_context="fork",
+            collate_fn=partial(augmented, policy, weighted=weighted),
+        )  # fmt: skip
+        try:
+            found[f"{weighted}"] = sum(len(batch) for batch in loader)
+        except RuntimeError as error:
+            found[f"{weighted}"] = str(error)
+    return found
+
+
+def test_workers_of_a_loader_augment_but_do_not_wait_for_other_processes(tmp_path: Path) -> None:
+    """They waited for ever for those of the other process."""
+    zero, one = together(2, in_workers, tmp_path / "together")
+    assert (zero["False"], one["False"]) == (12, 8)
+    for process in (zero, one):
+        assert "a worker of a data loader, which cannot reach the other processes" in process["True"]
+        assert "policy.transform(images)" in process["True"]
 
 
 # -- the collectives ---------------------------------------------------------------------------------------------------

@@ -206,6 +206,12 @@ def test_state_goes_on_where_it_was() -> None:
     assert other.steps == 3
     assert torch.equal(other.alpha, one.alpha)
     assert same(one.policy.state_dict(), other.policy.state_dict())
+    still = ma.Learner(small(), ma.UniformSampler(), ma.PolicyNetwork(8))
+    with pytest.raises(ValueError, match="the state has a sampler with a state of its own, and the learner none"):
+        still.load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match="the learner has a sampler with a state of its own, and the state none"):
+        other.load_state_dict(still.state_dict())
+    assert other.steps == 3
 
 
 # -- any network -----------------------------------------------------------------------------------------------------

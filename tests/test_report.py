@@ -489,6 +489,8 @@ NEVER = "Policy idle: it was never updated, so its weights are those it began wi
 
 @pytest.mark.parametrize(("figures", "recipe", "warning"), [
     ({"effective_samples": 0.2}, {}, "Weights collapsed: 20% of a mini-batch"),
+    ({"effective_samples": 0.2}, {"policy": "p.safetensors"}, "Weights collapsed: 20% of a mini-batch effectively "
+     "train the network, the other samples have next to no weight. Its p alone (export --sampler-only) may help."),
     ({"effective_samples": 0.9995}, {}, "Policy idle: weights are uniform"),
     ({"alpha": 0.1}, {}, f"{NEVER}; check whether --every is larger"),
     ({"alpha": 0.1}, {"learn_alpha": False, "policy_lr": 0.0}, f"{NEVER}; --policy-lr is 0."),
@@ -505,6 +507,7 @@ def test_warnings(figures: Any, recipe: Any, warning: str, tmp_path: Path) -> No
     ({"alpha": 0.1}, {"learn_alpha": False}),  # fixed on purpose
     ({"alpha": 0.001}, {"real_alpha": True}),  # as the learning rate is at the end
     ({"alpha": 0.1}, {"policy": "learned.safetensors"}),  # under a policy that was learned before
+    ({"alpha": 0.1, "effective_samples": 1.0}, {"policy": "p-alone.safetensors"}),  # whose weights are equal on purpose
     ({"alpha": 0.1, "effective_samples": 1.0}, {"method": "randaugment"}),
     ({"effective_samples": 0.3}, {}),
 ])  # fmt: skip

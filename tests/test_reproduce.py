@@ -566,6 +566,15 @@ def test_a_report_that_cannot_be_written_hides_no_interruption(
     assert f"{report} was not written" in said.getvalue()
 
 
+def test_a_folder_without_results_is_said_so(tmp_path: Path) -> None:
+    """As of a name that was misspelt: the report is then not that of the results, and is left alone."""
+    said, report = io.StringIO(), tmp_path / "R.md"
+    report.write_text("of others\n")
+    reproducing.reproduce([], 1, None, None, (), None, where(tmp_path), report, Console(file=said, width=500))
+    assert said.getvalue().strip().endswith(f"0 failed, 0 left; {tmp_path / 'results'} holds no result")
+    assert report.read_text() == "of others\n"
+
+
 def test_a_result_that_was_not_kept_before_a_kill_is_kept_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -596,6 +605,9 @@ def test_a_run_under_a_policy_waits_for_it(tmp_path: Path, monkeypatch: pytest.M
     queue.run(None)
     assert queue.kept == 2
     assert exported == [(tmp_path / "runs" / "omniglot-wrn-40-2" / "metaaugment-fast.safetensors", True)]
+    kept = json.loads(transfer.result.read_text())
+    assert kept["policy"] == kept["recipe"]["policy"] == "omniglot-wrn-40-2/metaaugment-fast.safetensors"
+    assert str(tmp_path) not in transfer.result.read_text()
 
 
 def test_a_run_whose_policy_never_comes_is_left(tmp_path: Path) -> None:

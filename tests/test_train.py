@@ -55,7 +55,7 @@ def test_the_first_line_says_what_is_trained(tmp_path: Path, capsys: Captured) -
     assert lines[0].startswith(
         "digits: metaaugment on the CPU; digits, 200 / 100 / 597 images in 10 classes; small-cnn"
     )
-    assert "an epoch is 4 steps of 50 images and 2 policy updates" in lines[0]
+    assert "an epoch is 4 steps of 50 images and 2 policy updates of 100 validation images, about" in lines[0]
     assert re.match(r"epoch 1/1  loss \d\.\d{4}  validation \d+\.\d\d%  [\d,]+ images/s  0 s left", lines[2])
     assert re.match(r"test accuracy \d+\.\d\d% after 1 epoch in", lines[-1])
 

@@ -27,6 +27,7 @@ from metaaugment.training import checkpoint, machine, trainer
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Row
 from metaaugment.training.trainer import Trainer
+from metaaugment.transfer import LearnedPolicy
 
 from endings import assert_same, final, rows
 from trees import write_folder
@@ -91,14 +92,15 @@ def test_the_folder_of_a_run(uninterrupted: Path) -> None:
 
 
 # Mini-batches of 50, and 100 validation images: on an H200 an update costs 0.8 + 2 · 0.7 of a plain step.
-UPDATES = {2: "2 policy updates, about 2.1 ×", 4: "1 policy update, about 1.6 ×", 8: "0.5 policy updates, about 1.3 ×"}
+UPDATES = {2: ("2 policy updates", "2.1"), 4: ("1 policy update", "1.6"), 8: ("0.5 policy updates", "1.3")}
 
 
 @pytest.mark.parametrize(("every", "updates"), UPDATES.items())
-def test_it_introduces_itself_with_what_an_epoch_has(every: int, updates: str, tmp_path: Path) -> None:
+def test_it_introduces_itself_with_what_an_epoch_has(every: int, updates: tuple[str, str], tmp_path: Path) -> None:
     said = io.StringIO()
     run.train(small(epochs=1, every=every), run.Place(out=tmp_path / "run"), Console(file=said, width=500))
-    assert f"an epoch is 4 steps of 50 images and {updates} plain training on a GPU" in said.getvalue()
+    number, cost = updates
+    assert f"an epoch is 4 steps of 50 images and {number} of 100 validation images, about {cost} ×" in said.getvalue()
     copied, unknown = io.StringIO(), io.StringIO()
     run.train(small(epochs=1, every=2, copies=2), run.Place(out=tmp_path / "copied"), Console(file=copied, width=500))
     assert "about 3.5 × plain" in copied.getvalue()  # 2 + (2 · 0.8 + 2 · 0.7) / 2
@@ -586,6 +588,38 @@ def test_resuming_under_another_flag_or_recipe_is_refused(stopped: Path) -> None
         train(stopped, resume=True, lr=0.07)
     with pytest.raises(ValueError, match="is a run of digits, not of omniglot-wrn-40-2"):
         run.train(RECIPES["omniglot-wrn-40-2"](), run.Place(resume=stopped), QUIET)
+
+
+def test_a_policy_that_has_moved_can_be_named_again_and_no_other(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its content: a run under it goes on from any folder, and where it lies elsewhere now."""
+    monkeypatch.chdir(tmp_path)
+    policy, file = learned_policy(uninterrupted), Path("policy.safetensors")
+    policy.save(file)
+    train(Path("whole"), policy=file)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "Lines", lambda console: Stop(6))
+        for out in ("anywhere", "moved"):
+            with pytest.raises(Interrupted):
+                train(Path(out), policy=file)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    train(tmp_path / "anywhere", resume=True)
+    (tmp_path / file).rename("renamed.safetensors")
+    with pytest.raises(ValueError, match=r"policy\.safetensors cannot be read .*; name a policy file"):
+        train(tmp_path / "moved", resume=True)
+    judge, eyes = policy.judge, policy.eyes
+    assert judge is not None
+    assert eyes is not None
+    other = LearnedPolicy(policy.probabilities, replace(policy.source, mean=(0.0,) * 3), judge.policy, eyes.network)
+    other.save("other.safetensors")
+    with pytest.raises(ValueError, match=r"is of another run: its policy_sha256 is '[0-9a-f]{16}', not"):
+        train(tmp_path / "moved", resume=True, policy=Path("other.safetensors"))
+    train(tmp_path / "moved", resume=True, policy=Path("renamed.safetensors"))
+    for out in ("anywhere", "moved"):
+        assert rows(tmp_path / out) == rows(tmp_path / "whole")
+        assert_same(final(tmp_path / out)["network"], final(tmp_path / "whole")["network"])
 
 
 def test_resuming_on_other_data_is_refused(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:

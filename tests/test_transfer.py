@@ -24,7 +24,7 @@ from metaaugment import sealed
 from metaaugment.data.augment import normalization
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import SPACES, Level, Space
-from metaaugment.policy import exponential
+from metaaugment.policy import build, exponential
 from metaaugment.sampler import FixedSampler
 from metaaugment.source import space_hash
 from metaaugment.transfer import LearnedPolicy
@@ -680,8 +680,10 @@ def test_it_goes_to_the_workers_of_a_loader() -> None:
 
 
 def test_a_digest_is_of_what_it_does(tmp_path: Path) -> None:
-    """The same after a round trip; another for another p, policy or extractor; provenance is no part of it."""
+    """The same after a round trip; another for all else that makes other images or weights; provenance does not."""
     policy = learned()
+    assert policy.judge is not None
+    assert policy.eyes is not None
     policy.save(tmp_path / "a.safetensors")
     again = LearnedPolicy.load(tmp_path / "a.safetensors")
     assert again.digest() == policy.digest()
@@ -694,6 +696,13 @@ def test_a_digest_is_of_what_it_does(tmp_path: Path) -> None:
         digests.add(again.digest())
     digests.add(policy.sampler_only().digest())
     assert len(digests) == 4
+    for changes in ({"fill": (200, 0, 0)}, {"mean": (0.0,) * 3, "std": (1.0,) * 3}):
+        source = replace(policy.source, **changes)
+        digests.add(LearnedPolicy(policy.probabilities, source, policy.judge.policy, policy.eyes.network).digest())
+    head = build("exponential-policy-network", 128)
+    head.load_state_dict(policy.judge.policy.state_dict())
+    digests.add(LearnedPolicy(policy.probabilities, policy.source, head, policy.eyes.network).digest())
+    assert len(digests) == 7
 
 
 @pytest.mark.gpu

@@ -51,6 +51,10 @@ def check_agreement(folder: Path, asked: Any, default: Any, recorded: Any, said:
         wish, found = getattr(asked, name), getattr(recorded, name)
         if (wish != getattr(default, name) or name in said) and wish != found:
             raise ValueError(
-                f"{flag(name)} is {wish!r}, but {folder} was begun with {found!r}; "
+                f"{flag(name)} is {_said(wish)}, but {folder} was begun with {_said(found)}; "
                 "leave out the flag, or begin another one with --out"
             )
+
+
+def _said(value: object) -> str:
+    return repr(str(value) if isinstance(value, Path) else value)

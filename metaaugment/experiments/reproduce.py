@@ -178,6 +178,9 @@ class Job:
         self.result.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError, ValueError):
             results.write_course(results.course(self.folder / LOG), results.course_file(self.result))
+        if self.policy is not None:  # by its row and entry: where folders lie on this machine is nobody's business
+            name = str(Path(*self.policy.parts[-2:]))
+            result |= {"policy": name, "recipe": {**result.get("recipe", {}), "policy": name}}
         run_folder.write_json(self.result, result | {"entry": self.entry.name, "side_by_side": self.side_by_side})
 
     def epochs_done(self) -> int:
@@ -381,6 +384,7 @@ def reproduce(
     queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console, worries)
     began = time.monotonic()
     unwritten: Exception | None = None
+    told = False
     try:
         queue.run(seconds)
     finally:
@@ -388,6 +392,7 @@ def reproduce(
             if results.files(where.results):  # a report of nothing would take the place of another
                 text = results.markdown(where.results)
                 write_atomically(report, lambda part: part.write_text(text))
+                told = True
         except (OSError, ValueError) as error:  # must not take the place of an interruption
             unwritten = error
         left, took = len(queue.waiting), duration(time.monotonic() - began)
@@ -396,7 +401,8 @@ def reproduce(
             f"{number_of('run', queue.kept)} finished in {took}, {len(queue.failed)} failed, {left} left"
             + (": run the same command to continue" if left > len(held_up) else "")
             + (f"; {report} was not written: {unwritten}" if unwritten else "")
-            + (f"; {report}" if not left and not unwritten and report.exists() else ""),
+            + (f"; {report}" if told and not left else "")
+            + ("" if told or unwritten or left or queue.failed else f"; {where.results} holds no result"),
             *held_up.values(), sep="\n", highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
     if queue.failed:

@@ -172,7 +172,7 @@ def trainer(
         "device": device.type,
         "precision": digits,
         "data": data.fingerprint(),
-        "policy_digest": experiment.policy_digest(),
+        "policy_sha256": experiment.policy_digest(),
         **_about(data),
     }
     phases = phases or experiment.phases()
@@ -224,13 +224,21 @@ def _about(data: DataSet) -> dict[str, Any]:
 def _recorded(recipe: Recipe, place: Place, said: Collection[str]) -> tuple[Recipe, bool]:
     """The recipe of a run to be resumed; what was asked for besides must agree with it."""
     if place.resume is None:
-        return recipe, False
+        return _anchored(recipe), False
     folder = place.resumed("run", run_folder.RECIPE)
     recorded = read_recipe(folder / run_folder.RECIPE)
     if recorded.name != recipe.name:
         raise ValueError(f"{folder} is a run of {recorded.name}, not of {recipe.name}; name that recipe")
+    if recipe.policy is not None and recorded.policy is not None:
+        recorded = replace(recorded, policy=recipe.policy)  # where it lies now; a checkpoint knows it by its content
     check_agreement(folder, recipe, RECIPES[recipe.name](), recorded, said)
-    return recorded, True
+    return _anchored(recorded), True
+
+
+def _anchored(recipe: Recipe) -> Recipe:
+    """With its files by their full names, so that the run can be gone on with from any folder."""
+    named = {name: getattr(recipe, name) for name in ("policy", "pretrained")}
+    return replace(recipe, **{name: file.absolute() for name, file in named.items() if file and file.is_file()})
 
 
 def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool, console: Console) -> None:
@@ -254,7 +262,7 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
         f"{len(data.train):,} / {len(data.val):,} / {len(data.test):,} images in {data.num_classes:,} classes; "
         f"{recipe.network}, {parameters / 1e6:.1f} M parameters; an epoch is {trainer.train.steps:,} steps of "
         f"{recipe.batch * learner.copies} images"
-        + (f" and {number} policy {noun}" if updates else "")
+        + (f" and {number} policy {noun} of {trainer.validation.batch} validation images" if updates else "")
         + (f", about {cost:.1f} × plain training on a GPU" if updates and known else "")
         + f"; into {out}",
         highlight=False,

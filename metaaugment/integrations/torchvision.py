@@ -49,7 +49,7 @@ class PolicyTransform(nn.Module):
         return augmented.as_subclass(type(image))
 
     def _augment_batch(self, images: Tensor) -> Tensor:
-        return self.policy.augment(images)[0]
+        return self.policy.transform(images)[0]
 
 
 def _from_pillow(image: Image.Image) -> Tensor:

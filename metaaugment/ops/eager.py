@@ -22,10 +22,12 @@ def apply_functions(
     arguments = space.arguments(ops, magnitudes, signs, *images.shape[2:])
     given = {"fill": torch.tensor(fill, dtype=torch.uint8, device=images.device)}
     for slot in range(ops.shape[1]):
-        by_op = ops[:, slot].argsort(stable=True).split(torch.bincount(ops[:, slot], minlength=len(OPS)).tolist())
-        for op, samples in zip(OPS, by_op, strict=True):
-            if op.name == "Identity" or len(samples) == 0:
+        order, end = ops[:, slot].argsort(stable=True), 0
+        for op, number in zip(OPS, torch.bincount(ops[:, slot], minlength=len(OPS)).tolist(), strict=True):
+            end += number
+            if op.name == "Identity" or number == 0:
                 continue
+            samples = order[end - number : end]
             given["position"] = positions[samples, slot]
             extras = (given[name] for name in op.uses)
             _write(out, samples, op.kernel(out.index_select(0, samples), arguments[samples, slot], *extras))

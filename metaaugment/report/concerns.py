@@ -31,9 +31,10 @@ def weights_collapsed(run: Run) -> str | None:
     share = _late(run.values("effective_samples")[_learning(run)])
     if not share < COLLAPSED:
         return None
+    way = "A lower policy learning rate, or a larger batch," if run.learns else "Its p alone (export --sampler-only)"
     return (
         f"Weights collapsed: {share:.0%} of a mini-batch effectively train the network, the other samples have next to "
-        "no weight. A lower policy learning rate, or a larger batch, may help."
+        f"no weight. {way} may help."
     )
 
 
@@ -49,7 +50,7 @@ def policy_idle(run: Run) -> str | None:
         why = "--policy-lr is 0" if zero else "check whether --every is larger than the number of steps"
         return f"Policy idle: it was never updated, so its weights are those it began with; {why}."
     share = _late(run.values("effective_samples")[_learning(run)])
-    if not share > UNIFORM or policy_saturated(run):
+    if not run.learns or not share > UNIFORM or policy_saturated(run):
         return None
     return (
         f"Policy idle: weights are uniform (the effective share of a mini-batch is {share:.4f}), as if there were no "

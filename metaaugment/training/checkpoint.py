@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -143,6 +144,6 @@ def _way_out(folder: Path) -> str:
         state = sealed.load(before, "checkpoint")
         return (
             f"the checkpoint before it is intact, after epoch {state['epoch']}; "
-            f"continue from there with: mv {before} {folder / LAST}"
+            f"continue from there with: {shlex.join(['mv', str(before), str(folder / LAST)])}"
         )
     return f"there is no other checkpoint; start the run again in another folder, or remove {folder}"

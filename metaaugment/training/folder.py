@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ def new(folder: Path, what: str = "run") -> None:
         if not folder.is_dir():
             raise ValueError(f"{folder} is a file; choose a folder for the {what} with --out")
         raise ValueError(
-            f"{folder} exists already; continue its {what} with --resume {folder}, or choose another folder with --out"
+            f"{folder} exists already; continue its {what} with --resume {shlex.quote(str(folder))}, or choose another "
+            "folder with --out"
         )
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -117,7 +119,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged: it is not valid JSON ({error})") from None
+        raise ValueError(f"{file} is damaged: it is not valid JSON ({error}); take an intact copy of it") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{file} is damaged: it holds a {type(value).__name__}, not an object")
+        raise ValueError(f"{file} is damaged: it holds a {type(value).__name__}, not an object; take an intact copy")
     return value

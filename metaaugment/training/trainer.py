@@ -341,8 +341,10 @@ def check_identity(file: Path, found: Mapping[str, Any], wanted: Mapping[str, An
     """Refuse to continue what was begun under other settings or on other data.
 
     What only one of them knows is a setting of another version of this program, which the other one has at its default.
+    The file of a policy may have moved: where a checkpoint says what was in it, it is known by that.
     """
-    for key in sorted(found.keys() & wanted.keys()):
+    moved = {"policy"} if found.get("policy_sha256") is not None else set[str]()
+    for key in sorted((found.keys() & wanted.keys()) - moved):
         if key == "data" and found.get(key) != wanted.get(key):
             raise ValueError(
                 f"{file} is of a run on other data: images were added, removed or changed since; "
