@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from metaaugment.capture import CapturedStep
 from metaaugment.data.batches import Batch, Batches, once, own_part
-from metaaugment.distributed import add_up, agree, first, highest, leave_to_first, rank, world_size
+from metaaugment.distributed import add_up, agree, collected, first, highest, leave_to_first, rank, world_size
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.policy import is_blind
@@ -129,9 +129,12 @@ class Trainer:
     def _stop_if_asked(self, interruption: Interruption) -> None:
         """All processes behind the same step, whichever of them was asked."""
         if signum := highest(interruption.signum or 0):
+            # A sum over processes within an epoch is rounded otherwise than at its end. So as many processes go on with
+            # a part each, bit for bit, and another number of them with the sum.
+            parts = [collected(tally[None]) for tally in self._tallies()] if world_size() > 1 else []
             leave_to_first(self._tallies())
             self._agree_on_statistics()
-            self.save()
+            self.save(tallies=parts)
             self.checkpoints.wait()
             raise Interrupted(signum)
 
@@ -251,9 +254,9 @@ class Trainer:
 
     # -- never lose a run ---------------------------------------------------------------------------------------------
 
-    def save(self) -> None:
+    def save(self, **more: Any) -> None:
         if rank() == 0:
-            self.checkpoints.save(self.state_dict())
+            self.checkpoints.save(self.state_dict() | more)
 
     def resume(self) -> bool:
         """Go on from the folder's checkpoint; False where it has none yet, and the run starts over."""
@@ -297,8 +300,11 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.load_learned(state)
-        if rank() > 0:
-            for tally in self._tallies():
+        parts = state.get("tallies") or [()] * len(self._tallies())
+        for tally, of_each in zip(self._tallies(), parts, strict=True):
+            if len(of_each) == world_size() > 1:
+                tally.copy_(of_each[rank()])
+            elif rank() > 0:
                 tally.zero_()  # the first process has it
         self.sums.copy_(state["sums"])
         self.commit = str(state.get("commit", UNKNOWN))  # which older checkpoints do not say
