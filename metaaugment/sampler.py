@@ -145,12 +145,9 @@ class StillSampler:
 class UniformSampler(StillSampler):
     """Draws pairs of functions uniformly: the paper's RandAugment, and epsilon = 1."""
 
-    def __init__(self, functions: int = K) -> None:
-        self.functions = functions
-
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
         device = device_of(generator)
-        first, second = torch.randint(0, self.functions, (2, n), generator=generator, device=device)
+        first, second = torch.randint(0, K, (2, n), generator=generator, device=device)
         return Transformation.draw(first, second, generator)
 
 

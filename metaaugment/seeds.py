@@ -1,4 +1,4 @@
-"""What a seed is used for: each use has random numbers of its own, unrelated to those of the others.
+"""What a seed is used for: in an experiment, a search or a diagnosis each use has random numbers of its own.
 
 The numbers of the uses are part of every run; a run that is gone on with, or repeated, needs them as they were. Uses
 that add a second number, of a fold or an epoch, may share the first with one that adds none.

@@ -6,9 +6,9 @@ by the policy network, which sees them through the network it was learned with; 
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from metaaugment.ops import PAPER_OPS, Space, find_space
 from metaaugment.policy import (
     RegressingPolicy,
     UniformPolicy,
+    check_classes,
     check_features,
     check_sharpness,
     evidence,
@@ -36,7 +37,7 @@ from metaaugment.policy import (
 from metaaugment.policy_file import FORMAT, copied_extractor, copied_policy, plain, policy_name
 from metaaugment.sampler import FixedSampler, UniformSampler
 from metaaugment.source import Source, space_hash
-from metaaugment.transformation import FLOAT_TYPES, INDEX_TYPES, Transformation, apply
+from metaaugment.transformation import FLOAT_TYPES, INDEX_TYPES, Transformation, apply, as_pixels
 
 
 class LearnedPolicy:
@@ -128,7 +129,7 @@ class LearnedPolicy:
         if self.judge is None or self.eyes is None:
             return torch.ones(len(images), device=images.device, dtype=torch.float32)
         layout = torch.channels_last if images.device.type == "cuda" else torch.contiguous_format
-        features, logits = self.eyes.view(_pixels(images).to(memory_format=layout))
+        features, logits = self.eyes.view(as_pixels(images).to(memory_format=layout))
         with torch.autocast(images.device.type, enabled=False):
             more = () if labels is None else evidence(self.judge, logits, labels)
             return self.judge(features, embed(transformation.to(images.device)), *more)
@@ -152,14 +153,8 @@ class LearnedPolicy:
         if (mean is None) != (std is None):
             raise ValueError("parts() got one of mean and std; give both, or neither for the policy's own")
         own = self.source
-        given = own.mean if mean is None else _numbers(mean), own.std if std is None else _numbers(std)
-        finite = all(map(math.isfinite, (*given[0], *given[1]))) and all(value > 0 for value in given[1])
-        if not len(given[0]) == len(given[1]) == own.channels or not finite:
-            raise ValueError(
-                f"mean is {given[0]} and std {given[1]}; for {own.channels} channels both have {own.channels} finite "
-                "numbers, deviations above 0"
-            )
-        between = (None, None) if given == (own.mean, own.std) else _normalization(own.mean, own.std, *given)
+        given = own if mean is None or std is None else replace(own, mean=_numbers(mean), std=_numbers(std))
+        between = (None, None) if given == own else _normalization(own.mean, own.std, given.mean, given.std)
         eyes = _eyes(deepcopy(self.eyes.network), own, *between).to(self.device)
         return sampler, Judge(deepcopy(self.judge.policy)), eyes
 
@@ -188,6 +183,7 @@ class LearnedPolicy:
 
     @property
     def space(self) -> Space:
+        """What magnitudes mean to it."""
         return self.source.space
 
     @property
@@ -244,11 +240,7 @@ class LearnedPolicy:
                 f"the policy looks at labels, and got {found} for {len(images)} images; give one whole number each, "
                 "policy.augment(images, labels), or use its p alone: policy.sampler_only()"
             )
-        if labels.device.type == "cpu" and not ((labels >= 0) & (labels < self.source.num_classes)).all():
-            raise ValueError(
-                f"a label is {int(labels.max() if labels.min() >= 0 else labels.min())}, but the policy was learned "
-                f"with {self.source.num_classes} classes; use it on these, or use its p alone: policy.sampler_only()"
-            )
+        check_classes(labels, self.source.num_classes, "the policy")
 
     # -- the file ---------------------------------------------------------------------------------------------------
 
@@ -355,7 +347,7 @@ class LearnedPolicy:
 
 
 def _probabilities_of(sampler: object) -> Tensor:
-    if type(sampler) is UniformSampler and sampler.functions == K:
+    if type(sampler) is UniformSampler:
         return torch.full((K, K), 1 / K**2, dtype=torch.float64)
     p = getattr(sampler, "probabilities", None)
     if not isinstance(p, Tensor):
@@ -380,16 +372,6 @@ def _normalization(
 
 def _column(values: Sequence[float]) -> Float[Tensor, "c 1 1"]:
     return torch.tensor(values, dtype=torch.float32)[:, None, None]
-
-
-def _pixels(images: Tensor) -> Tensor:
-    """In 0 … 255, as `apply` sees them."""
-    if images.dtype == torch.uint8:
-        return images
-    # Elsewhere than on the CPU the check would make the host wait; there values are cut off, as in `apply`.
-    if images.device.type == "cpu" and not ((images >= 0) & (images <= 1)).all():
-        raise ValueError("images holds values outside [0, 1]; give them before they are normalised")
-    return (images.float() * 255).round_().nan_to_num_().clamp_(0, 255)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------

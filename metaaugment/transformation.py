@@ -7,7 +7,7 @@ from functools import cache
 from types import ModuleType
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from metaaugment.ops import MAX_MAGNITUDE, OPS, Space, eager, find_space
@@ -144,12 +144,8 @@ def apply(
     space = find_space(space)
     _check_images(images, transformation)
     colors = _check_fill(fill, images.shape[1])
-    if images.dtype.is_floating_point:
-        if images.device.type == "cpu":  # elsewhere the check would make the host wait; there values are cut off
-            good = (images >= 0) & (images <= 1)
-            _refuse(images, ~good, "images holds", "floating-point images lie in [0, 1], before they are normalised")
-        pixels = (images.float() * 255).round_().nan_to_num_().clamp_(0, 255).to(torch.uint8)
-        return apply(pixels, transformation, space, colors).to(images.dtype) / 255
+    if images.dtype != torch.uint8:
+        return apply(as_pixels(images), transformation, space, colors).to(images.dtype) / 255
     if len(images) == 0:
         return images.clone()
     t = transformation.to(images.device)
@@ -165,6 +161,16 @@ def apply(
         space,
         colors,
     )
+
+
+def as_pixels(images: Tensor) -> UInt8[Tensor, "n c h w"]:
+    """uint8 images as they are, and floating-point ones in [0, 1] as the uint8 images that they stand for."""
+    if images.dtype == torch.uint8:
+        return images
+    if images.device.type == "cpu":  # elsewhere the check would make the host wait; there values are cut off
+        good = (images >= 0) & (images <= 1)
+        _refuse(images, ~good, "images holds", "floating-point images lie in [0, 1], before they are normalised")
+    return (images.float() * 255).round_().nan_to_num_().clamp_(0, 255).to(torch.uint8)
 
 
 @cache

@@ -295,6 +295,10 @@ def test_no_policy_is_taken_from_a_run_of_another_recipe(tmp_path: Path) -> None
 
 # -- the queue ---------------------------------------------------------------------------------------------------------
 
+RESULT = json.dumps({
+    "test_accuracy": 0.5, "epochs": 1, "seconds": 1, "images_per_second": 1, "machine": {"hardware": "none"},
+    "commit": "",
+})  # fmt: skip
 # In the place of a training: says that it lives, and ends well, badly, or when it is asked to.
 STAND_IN = """
 import json, pathlib, signal, sys, time
@@ -305,7 +309,7 @@ folder.mkdir(parents=True, exist_ok=True)
 open(folder / "alive", "a").write("x")
 time.sleep(seconds)
 if rc == 0:
-    (folder / "result.json").write_text(json.dumps({"test_accuracy": 0.5}))
+    (folder / "result.json").write_text(sys.argv[5])
 print("the last word")
 sys.exit(rc)
 """
@@ -316,7 +320,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.1, rc: int = 0)
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         with (job.folder.parent / f"{job.name}.log").open("ab") as log:
             recipe = json.dumps(job.recipe.to_json())
-            arguments = [sys.executable, "-c", STAND_IN, str(job.folder), str(seconds), str(rc), recipe]
+            arguments = [sys.executable, "-c", STAND_IN, str(job.folder), str(seconds), str(rc), recipe, RESULT]
             return subprocess.Popen(arguments, stdout=log, stderr=log)
 
     monkeypatch.setattr(Job, "start", start)
@@ -446,9 +450,9 @@ def test_a_folder_that_another_process_trains_into_is_waited_for(
     assert not (job.folder / "alive").exists()
     assert f"another process trains into {job.folder}; the same command keeps its result once" in said.getvalue()
     assert "1 left\n" in said.getvalue()
-    (job.folder / "result.json").write_text('{"test_accuracy": 0.75}')
+    (job.folder / "result.json").write_text(RESULT)
     Queue(jobs(tmp_path, 1), 1, QUIET).run(None)
-    assert json.loads(job.result.read_text())["test_accuracy"] == 0.75
+    assert json.loads(job.result.read_text())["test_accuracy"] == 0.5
 
 
 def test_when_the_time_is_over_all_are_stopped_and_go_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -585,6 +589,26 @@ def test_a_result_that_was_not_kept_before_a_kill_is_kept_later(
     Queue([job], 1, QUIET).run(None)
     assert job.result.exists()
     assert (job.folder / "alive").read_text() == "x"  # it was not trained again
+
+
+def test_what_is_wrong_with_one_run_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that is none ended it all in a traceback and was kept; so did a policy that could not be exported."""
+    stand_in(monkeypatch)
+    row, said = ROWS["omniglot-wrn-40-2"], io.StringIO()
+    names = ("baseline", "randaugment", "transfer-wrn-40-2")
+    spoiled, good, transfer = (Job(*an_entry(row.recipe, name), 0, None, where(tmp_path)) for name in names)
+    assert transfer.source is not None
+    for job in (spoiled, transfer.source):
+        record(job)
+        (job.folder / "result.json").write_text("{}")
+    queue = Queue([transfer, spoiled, good], 2, Console(file=said, width=500))
+    queue.run(None)
+    assert queue.kept == 1
+    assert good.result.exists()
+    assert not spoiled.result.exists()
+    assert {job.name for job in queue.failed} == {spoiled.name, transfer.name}
+    assert "transfer-wrn-40-2-seed0 failed: " in said.getvalue()
+    assert "result.json is damaged: its test_accuracy is 'None', not a number" in said.getvalue()
 
 
 def test_a_run_under_a_policy_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,19 @@ def test_other_data_are_refused_when_it_goes_on(tmp_path: Path) -> None:
         search(finder(), recipe(), Settings(), Place(resume=tmp_path / "s", device="cpu"), QUIET)
 
 
+def test_a_search_of_another_version_goes_on(tmp_path: Path) -> None:
+    """With a field that is no more, and without one that is new; what it was begun with stays as it was written."""
+    with pytest.raises(Interrupted):
+        search(finder(stop_after=1), recipe(), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
+    record = tmp_path / "s" / "search.json"
+    values = json.loads(record.read_text())
+    values["recipe"] |= {"power": 1.0}
+    del values["recipe"]["policy_schedule"]
+    record.write_text(json.dumps(values))
+    search(finder(), recipe(), Settings(), Place(resume=tmp_path / "s", device="cpu"), QUIET)
+    assert json.loads(record.read_text()) == values
+
+
 @pytest.mark.parametrize(
     ("changes", "place", "flag"),
     [({"policy": Path("faa-svhn")}, Place(), "--policy"), ({}, Place(tensorboard=True), "--tensorboard")],

@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import json
 import multiprocessing
 import os
 import shutil
@@ -63,6 +64,16 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     """Without how long they took, which differs from time to time."""
     lines = sorted(laboratory(folder).trials(), key=lambda row: row["trial"])
     return [{key: value for key, value in row.items() if key != "seconds"} for row in lines]
+
+
+def test_studies_are_found_again_by_another_version(tmp_path: Path) -> None:
+    """By the recipe as it was written down, whatever fields this version has."""
+    lab, settings = laboratory(tmp_path), faa.Settings()
+    key, recipe = faa._key(lab, settings), RECIPE.to_json()
+    (tmp_path / "search.json").write_text(json.dumps({"recipe": recipe}))
+    assert faa._key(lab, settings) == key
+    (tmp_path / "search.json").write_text(json.dumps({"recipe": recipe | {"power": 1.0}}))
+    assert faa._key(lab, settings) != key
 
 
 @pytest.fixture(scope="module")

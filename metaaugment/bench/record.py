@@ -1,6 +1,5 @@
 """How benches time, and keep their figures."""
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from metaaugment.training.folder import write_json
 from metaaugment.training.machine import machine
 
 ROUNDS = 7
@@ -47,5 +47,5 @@ def write(file: Path | None, device: str, figures: Sequence[Any], **more: object
         return
     record = {"machine": machine(device), **more, "figures": [asdict(figure) for figure in figures]}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(record, indent=2) + "\n")
+    write_json(file, record)
     print(f"written to {file}")

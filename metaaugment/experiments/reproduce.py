@@ -174,7 +174,7 @@ class Job:
 
     def keep(self) -> None:
         """The run's result as a file of its own, and beside it its course, where there is a log to read it from."""
-        result = run_folder.read_json(self.folder / run_folder.RESULT)
+        result = results.read_result(self.folder / run_folder.RESULT)
         self.result.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError, ValueError):
             results.write_course(results.course(self.folder / LOG), results.course_file(self.result))
@@ -270,7 +270,7 @@ class Queue:
             if job.finished:  # and was not kept, because somebody was killed in between
                 self.waiting.remove(job)
                 self._keep(job)
-            elif job.ready() and not job.busy:
+            elif self._ready(job) and not job.busy:
                 if not job.begun:
                     job.beside.unlink(missing_ok=True)  # of a run that was moved away
                 what = "continues" if job.begun else "begins"
@@ -286,6 +286,18 @@ class Queue:
         if begun:
             self._note_neighbours()
         return bool(self.live)
+
+    def _ready(self, job: Job) -> bool:
+        try:
+            return job.ready()
+        except ValueError as error:  # of the run whose policy it needs, and not of the others
+            self.waiting.remove(job)
+            self._fail(job, str(error))
+            return False
+
+    def _fail(self, job: Job, words: str) -> None:
+        self.failed[job] = words
+        self._say(f"{job.row.recipe} {job.name} failed: {words}")
 
     def _note_neighbours(self) -> None:
         """How many trainings there are at a time: its own, and those of others into the same folder of runs."""
@@ -307,11 +319,13 @@ class Queue:
             elif stopped:
                 self.waiting.insert(0, job)
             else:
-                self.failed[job] = job.last_words(process.returncode)
-                self._say(f"{job.row.recipe} {job.name} failed: {self.failed[job]}")
+                self._fail(job, job.last_words(process.returncode))
 
     def _keep(self, job: Job) -> None:
-        job.keep()
+        try:
+            job.keep()
+        except ValueError as error:
+            return self._fail(job, str(error))
         self.kept += 1
         result = run_folder.read_json(job.result)
         accuracy = result[results.accuracy_key(result)]

@@ -28,7 +28,7 @@ def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
     for file in files(folder):
         entry = file.stem.rsplit("-seed", 1)[0]
         results = rows.setdefault(file.parent.name, {}).setdefault(entry, [])
-        results.append(_result(file))
+        results.append(read_result(file))
         _check_named(file, results[-1])
         _check_alike(file, results[0], results[-1])
     known = list(ROWS)
@@ -36,7 +36,7 @@ def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
     return {row: dict(sorted(rows[row].items(), key=lambda item: _place(row, item[0]))) for row in order}
 
 
-def _result(file: Path) -> Result:
+def read_result(file: Path) -> Result:
     """What a file says of its run, where it says all that a table needs."""
     result = run_folder.read_json(file)
     accuracy = accuracy_key(result)

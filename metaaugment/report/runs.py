@@ -18,12 +18,11 @@ from metaaugment.experiments.recipe import Recipe
 from metaaugment.report.seen import Seen, printable
 from metaaugment.report.seen import read as read_seen
 from metaaugment.training.checkpoint import LOOK
-from metaaugment.training.folder import DIAGNOSIS, MAX_NUMBER, RECIPE, RESULT, is_number, read_json
+from metaaugment.training.folder import DIAGNOSIS, MAX_NUMBER, RECIPE, RESULT, SEARCH, is_number, read_json
 from metaaugment.training.log import FIGURES, LOG, Row
 from metaaugment.training.look import QUANTILES
 from metaaugment.training.progress import number_of
 
-SEARCH = "search.json"
 INNER = re.compile(r"fold-\d+|trial-\d+|training|children")  # folders of a search that it trains in, which are no runs
 T = TypeVar("T")
 

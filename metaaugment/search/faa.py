@@ -51,6 +51,7 @@ from metaaugment.search.laboratory import Laboratory, another_tenth
 from metaaugment.search.studies import STUDIES, FileLock, claim, finished, give_up, open_studies, running, value
 from metaaugment.seeds import FOLD, PROPOSAL, TRIAL, derived_seed
 from metaaugment.training.evaluation import evaluating
+from metaaugment.training.folder import SEARCH, read_json
 from metaaugment.training.interruption import Interruption
 from metaaugment.training.log import Row
 from metaaugment.training.progress import number_of
@@ -382,9 +383,14 @@ def _folds_of(rows: Sequence[Row]) -> list[int]:
 
 
 def _key(lab: Laboratory, settings: Settings) -> str:
-    """What tells searches apart in one database: all that decides the outcome of a trial."""
+    """What tells searches apart in one database: all that decides the outcome of a trial.
+
+    Of the recipe as it was written down when the search began: another version may have other fields.
+    """
+    record = lab.folder / SEARCH
+    recipe = read_json(record)["recipe"] if record.exists() else lab.recipe.to_json()
     decisive = asdict(replace(settings, processes=1, storage=None))
-    text = json.dumps([lab.recipe.to_json(), decisive, lab.data.fingerprint()])
+    text = json.dumps([recipe, decisive, lab.data.fingerprint()])
     return f"faa-{lab.recipe.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

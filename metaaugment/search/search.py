@@ -1,7 +1,7 @@
 """A search from beginning to end: its folder, its cost, and the policy file that it ends in."""
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,13 +19,14 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe, check_kinds
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training import folder as run_folder
+from metaaugment.training.folder import SEARCH
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Row
 from metaaugment.training.machine import commit, machine
 from metaaugment.training.progress import duration, number_of
 from metaaugment.training.trainer import check_identity
 
-SEARCH, POLICY = "search.json", "policy.json"
+POLICY = "policy.json"
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,11 @@ def search(
         if file.exists():
             console.print(f"{folder} is finished already; {file}", highlight=False, soft_wrap=True)
             return file
-        if place.resume is not None:
-            check_identity(folder / SEARCH, run_folder.read_json(folder / SEARCH), about | {"data": data.fingerprint()})
-        run_folder.write_json(folder / SEARCH, about | {"data": data.fingerprint()})
+        record = about | {"data": data.fingerprint()}
+        if place.resume is None:
+            run_folder.write_json(folder / SEARCH, record)
+        else:
+            _check_same(folder / SEARCH, record)
         lab = Laboratory(recipe, place, data, folder, console, interruption)
         try:
             policy = kind.find(lab, settings)
@@ -132,6 +135,14 @@ def _recorded(
     set_then = replace(set_then, **free)
     check_agreement(folder, settings, kind.settings(), set_then, said)
     return found, set_then
+
+
+def _check_same(file: Path, record: Mapping[str, Any]) -> None:
+    """Refuse to continue a search of other settings or data; setting by setting, as versions have others."""
+    begun = run_folder.read_json(file)
+    for part in ("recipe", "settings"):
+        check_identity(file, begun[part], record[part])
+    check_identity(file, {"data": begun.get("data")}, {"data": record["data"]})
 
 
 @contextmanager

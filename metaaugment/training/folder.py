@@ -13,8 +13,8 @@ from typing import Any, TypeGuard
 from metaaugment.sealed import write_atomically
 
 MAX_NUMBER = 1e100
-RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"
-BEGINNINGS = (LOCK, f".{RECIPE}.part", ".search.json.part")  # what is there before the recipe is
+RECIPE, RESULT, DIAGNOSIS, SEARCH, LOCK = "recipe.json", "result.json", "diagnosis.json", "search.json", ".lock"
+BEGINNINGS = (LOCK, f".{RECIPE}.part", f".{SEARCH}.part")  # what is there before the recipe is
 
 
 def new(folder: Path, what: str = "run") -> None:
