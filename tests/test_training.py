@@ -616,6 +616,7 @@ def test_a_policy_that_has_moved_can_be_named_again_and_no_other(
     other.save("other.safetensors")
     with pytest.raises(ValueError, match=r"is of another run: its policy_sha256 is '[0-9a-f]{16}', not"):
         train(tmp_path / "moved", resume=True, policy=Path("other.safetensors"))
+    assert json.loads((tmp_path / "moved" / "recipe.json").read_text())["policy"] == str(tmp_path / file)
     train(tmp_path / "moved", resume=True, policy=Path("renamed.safetensors"))
     for out in ("anywhere", "moved"):
         assert rows(tmp_path / out) == rows(tmp_path / "whole")

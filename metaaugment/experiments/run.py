@@ -63,6 +63,8 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
         reader = Reader(place.readers, place.corrupt == "skip")
         training = trainer(experiment, place, out, reader, watchers)
         began = training.resume() if resumed else False
+        if resumed and rank() == 0:  # with where its policy lies now, once that is known to be the same
+            run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())
         introduce(experiment, training, out, began, console)
         say_idle(recipe, said, console)
         try:
@@ -107,7 +109,8 @@ def _enter(out: Path, recipe: Recipe, resumed: bool, stack: contextlib.ExitStack
     stack.enter_context(run_folder.locked(out, launch(), DYING if restarted() else run_folder.MOMENT))
     if resumed and (out / run_folder.RESULT).exists():
         return run_folder.read_json(out / run_folder.RESULT)
-    run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())
+    if not resumed:
+        run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())
     return None
 
 
