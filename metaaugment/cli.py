@@ -196,6 +196,8 @@ def show(
         raise ValueError("no image is named; give one or more after the policy file")
     if not 1 <= copies <= 50:
         raise ValueError(f"--copies is {copies}; it must be 1 to 50")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed is {seed}; it must be 0 to {2**63 - 1}")
     if out is None:
         names = itertools.chain(["grid.png"], (f"grid-{number}.png" for number in itertools.count(2)))
         out = next(path for path in map(Path, names) if not path.exists())

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
+from rich.status import Status
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -22,6 +24,9 @@ from metaaugment.data import DATASETS, CorruptImage, DataSet, ImageFiles, Images
 from metaaugment.data.files import random_part
 from metaaugment.data.folder import EXTENSIONS, read_folder
 from metaaugment.data.splits import apportion, split
+from metaaugment.experiments.experiment import data_of
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
 
 from trees import cifar_content, write_cifar10, write_cifar100, write_folder, write_omniglot
 
@@ -535,10 +540,13 @@ def test_incomplete_omniglot_is_named(letters: Path) -> None:
         dataset("omniglot", letters)
 
 
-def test_omniglot_tells_its_progress(letters: Path) -> None:
-    told = []
+def test_omniglot_tells_its_progress(letters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, shown = [], []
     dataset("omniglot", letters, progress=lambda *what: told.append(what))
     assert told == [("reading Omniglot", done, 5) for done in range(1, 6)]
+    monkeypatch.setattr(Status, "update", lambda status, text: shown.append(text))
+    data_of(RECIPES["omniglot-wrn-40-2"](), Place(data=letters), Console(quiet=True))
+    assert shown == [f"reading Omniglot: {done} of 5" for done in range(1, 6)]
 
 
 # Image files

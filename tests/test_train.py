@@ -318,6 +318,8 @@ def test_show_draws_copies(policy: Path, tmp_path: Path, monkeypatch: pytest.Mon
     with Image.open(tmp_path / "grid.png") as picture:
         assert picture.width > picture.height > 100
     assert program("show", policy, *images, "--out", images[0]) == 2, "nothing is overwritten"
+    assert program("show", policy, *images, "--seed", 2**63) == 2
+    assert f"--seed is {2**63}; it must be 0 to {2**63 - 1}" in capsys.readouterr().err
     found = published._FOLDER / "pba-cifar.json"
     assert program("show", found, *images, "--out", tmp_path / "found.png") == 2
     assert "is a policy of pba; metaaugment ops --policy" in capsys.readouterr().err

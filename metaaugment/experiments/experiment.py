@@ -192,8 +192,7 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
         if system := published.system_of(recipe.policy):
             raise ValueError(f"--policy {recipe.policy} is a policy of {system}; use --method {system}")
         policy = LearnedPolicy.load(recipe.policy).to(device)
-    with console.status(f"reading {recipe.dataset}"):
-        data = data_of(recipe, place)
+    data = data_of(recipe, place, console)
     if policy is not None:
         _check_unseen(recipe, policy.provenance.get("recipe"))
         _check_fits(recipe, policy, data)
@@ -209,10 +208,15 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
     return replace(assemble(recipe, data, device, console, dtype), policy=policy, found=found, policy_name=name)
 
 
-def data_of(recipe: Recipe, place: Place) -> DataSet:
+def data_of(recipe: Recipe, place: Place, console: Console) -> DataSet:
     """The images that a recipe trains on and is judged by."""
+    settings = {"seed": recipe.split_seed, "size": recipe.size, "per_class": recipe.per_class}
     try:
-        data = dataset(recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
+        with console.status(f"reading {recipe.dataset}") as status:
+            data = dataset(
+                recipe.dataset, place.data, **settings,
+                progress=lambda what, done, total: status.update(f"{what}: {done:,} of {total or 0:,}"),
+            )  # fmt: skip
     except Refused as error:
         raise ValueError(f"{flag(error.name)} is {error.value}; {error.allowed}") from None
     share, of = recipe.held_back, recipe.held_back_from

@@ -438,7 +438,7 @@ def _share(
 ) -> None:
     """What one of several processes does."""
     torch.set_num_threads(max(1, torch.get_num_threads() // settings.processes))
-    data = data_of(recipe, place)
+    data = data_of(recipe, place, Console(quiet=True))
     lab = Laboratory(recipe, place, data, folder, Console(quiet=True), interruption)
     if lab.device.type == "cuda":
         torch.cuda.set_device(index % torch.cuda.device_count())

@@ -66,8 +66,7 @@ def search(
     file = folder / POLICY
     where = getattr(settings, "WHERE", ())  # names of settings that change nothing but where trials are made
     about = {"recipe": recipe.to_json(), "settings": {k: v for k, v in asdict(settings).items() if k not in where}}
-    with console.status(f"reading {recipe.dataset}"):
-        data = data_of(recipe, place)
+    data = data_of(recipe, place, console)
     if len(data.val) == 0:
         raise ValueError(f"{data.name} has no validation images, which a search judges by; hold some out")
     if place.resume is None:
