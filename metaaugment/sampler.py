@@ -118,7 +118,7 @@ class SingleSampler(TransformationSampler):
 
 
 class FixedSampler(TransformationSampler):
-    """Draws pairs of functions by a p that does not change: one learned before."""
+    """Draws pairs of functions by a p that does not change, a copy of one learned before."""
 
     def __init__(self, probabilities: Float[Tensor, "K K"] | None = None) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ class LearnedPolicy:
         _check_distribution(probabilities)
         self.source = source
         self.provenance = _as_json(provenance or {})
-        self.sampler = FixedSampler(probabilities.detach().clone())
+        self.sampler = FixedSampler(probabilities.detach())
         self.judge: Judge | None = None
         self.eyes: Eyes | None = None
         if policy is not None and extractor is not None:
@@ -147,7 +147,7 @@ class LearnedPolicy:
                 inputs turned into its own normalisation. Not given: as here. For a learner without `prepare`, which
                 only divides by 255, they are 0 and 1.
         """
-        sampler = FixedSampler(self.probabilities.clone())
+        sampler = FixedSampler(self.probabilities)
         if self.judge is None or self.eyes is None:
             return sampler, UniformPolicy(), None
         if (mean is None) != (std is None):

@@ -210,12 +210,16 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
 
 def data_of(recipe: Recipe, place: Place, console: Console) -> DataSet:
     """The images that a recipe trains on and is judged by."""
-    settings = {"seed": recipe.split_seed, "size": recipe.size, "per_class": recipe.per_class}
+    status = console.status(f"reading {recipe.dataset}")
+
+    def tell(what: str, done: int, total: int | None) -> None:
+        status.update(f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}")
+
     try:
-        with console.status(f"reading {recipe.dataset}") as status:
+        with status:
             data = dataset(
-                recipe.dataset, place.data, **settings,
-                progress=lambda what, done, total: status.update(f"{what}: {done:,} of {total or 0:,}"),
+                recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class,
+                progress=tell,
             )  # fmt: skip
     except Refused as error:
         raise ValueError(f"{flag(error.name)} is {error.value}; {error.allowed}") from None

@@ -398,15 +398,14 @@ def reproduce(
     queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console, worries)
     began = time.monotonic()
     unwritten: Exception | None = None
-    told = False
     try:
         queue.run(seconds)
     finally:
+        found = results.files(where.results)
         try:
-            if results.files(where.results):  # a report of nothing would take the place of another
+            if found:  # a report of nothing would take the place of another
                 text = results.markdown(where.results)
                 write_atomically(report, lambda part: part.write_text(text))
-                told = True
         except (OSError, ValueError) as error:  # must not take the place of an interruption
             unwritten = error
         left, took = len(queue.waiting), duration(time.monotonic() - began)
@@ -415,8 +414,8 @@ def reproduce(
             f"{number_of('run', queue.kept)} finished in {took}, {len(queue.failed)} failed, {left} left"
             + (": run the same command to continue" if left > len(held_up) else "")
             + (f"; {report} was not written: {unwritten}" if unwritten else "")
-            + (f"; {report}" if told and not left else "")
-            + ("" if told or unwritten or left or queue.failed else f"; {where.results} holds no result"),
+            + (f"; {report}" if found and not left and not unwritten else "")
+            + ("" if found or left or queue.failed else f"; {where.results} holds no result"),
             *held_up.values(), sep="\n", highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
     if queue.failed:

@@ -56,15 +56,15 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
         watchers += [TensorBoard(out)] if place.tensorboard else []
     with contextlib.ExitStack() as stack:
         stack.enter_context(deterministic() if place.deterministic else contextlib.nullcontext())
-        result = first(lambda: _enter(out, recipe, resumed, stack))
+        result = first(lambda: _enter(out, resumed, stack))
         if result is not None:
             console.print(f"{out} is finished already.", highlight=False)
             return result
         reader = Reader(place.readers, place.corrupt == "skip")
         training = trainer(experiment, place, out, reader, watchers)
         began = training.resume() if resumed else False
-        if resumed and rank() == 0:  # with where its policy lies now, once that is known to be the same
-            run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())
+        # Of a run that goes on: with where its policy lies now, once that is known to be the same.
+        first(lambda: run_folder.write_json(out / run_folder.RECIPE, recipe.to_json()))
         introduce(experiment, training, out, began, console)
         say_idle(recipe, said, console)
         try:
@@ -102,15 +102,13 @@ def _again(recipe: Recipe, place: Place) -> Place:
     return replace(place, resume=out, out=None) if begun and (out / run_folder.RECIPE).exists() else place
 
 
-def _enter(out: Path, recipe: Recipe, resumed: bool, stack: contextlib.ExitStack) -> dict[str, Any] | None:
+def _enter(out: Path, resumed: bool, stack: contextlib.ExitStack) -> dict[str, Any] | None:
     """Have the folder for oneself as long as the stack is open; what it holds of a run that is finished already."""
     if not resumed:
         run_folder.new(out)
     stack.enter_context(run_folder.locked(out, launch(), DYING if restarted() else run_folder.MOMENT))
     if resumed and (out / run_folder.RESULT).exists():
         return run_folder.read_json(out / run_folder.RESULT)
-    if not resumed:
-        run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())
     return None
 
 
