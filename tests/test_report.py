@@ -475,6 +475,8 @@ def test_a_diagnosis_is_drawn_so_that_nothing_overlaps() -> None:
     ticks = noise.figure.axes[0].get_xticks()
     assert ticks.tolist() == [32, 64, 128, 256, 512, 1623]
     assert "1,024 images" in noise.words, "it is drawn, only without a name"
+    _, of_few = diagnosis.panels(replace(found, noise=dict.fromkeys([32, 50], some)))
+    assert of_few.figure.axes[0].get_xticks().tolist() == [32, 50]
 
 
 # -- warnings ---------------------------------------------------------------------------------------------------------

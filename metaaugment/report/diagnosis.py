@@ -1,5 +1,7 @@
 """What a diagnosis found, in words and as a picture."""
 
+import math
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -83,7 +85,8 @@ def _draw_noise(axes: Axes, found: Diagnosis) -> None:
     axes.errorbar(sizes, [v.mean for v in noise], [v.deviation for v in noise], marker="o", color=COLORS[2])
     axes.set(title=NOISE, xlabel="validation images of a draw", xscale="log", ylim=(None, 1.02))
     # The last is half of the validation images, and may be so near to the one before that their names would overlap.
-    named = [size for size in sizes if size == max(sizes) or 2 * size <= max(sizes)]
+    width = math.log(max(sizes) / min(sizes))
+    named = [size for size in sizes if size == max(sizes) or math.log(max(sizes) / size) > 0.15 * width]
     axes.set_xticks(named, [f"{size:,}" for size in named], fontsize=8)
     axes.minorticks_off()
 
