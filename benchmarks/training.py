@@ -107,7 +107,7 @@ def main(recipes: Positional[tuple[str, ...]] = ("cifar10-wrn-40-2",), data: Pat
     for name in recipes:
         baseline, recipe = None, RECIPES[name]()
         images = dataset(recipe.dataset, data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
-        for what in variants:
+        for what in dict.fromkeys(("baseline", *variants)):  # first what the others are compared with
             figures.append(measure(name, what, images, run.Place(device=device), epochs, repeats, device, baseline))
             baseline = baseline or figures[-1].epoch_seconds
             print(asdict(figures[-1]), flush=True)

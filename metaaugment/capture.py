@@ -96,13 +96,15 @@ class CapturedStep:
         if learner.generator is not generator:
             graph.register_generator_state(learner.generator)
         steps = learner.steps
+        collects = gc.isenabled()
         gc.disable()  # what it frees meanwhile, another graph for one, would break the capture
         try:
             # Other threads go on using the device: one of a DataLoader pins memory, which would break the capture too.
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 seen = self._step(*static)
         finally:
-            gc.enable()
+            if collects:
+                gc.enable()
             replay.captured_states.clear()
             learner.steps, learner._not_finite = steps, None
         return graph, static, seen

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from metaaugment import policy_file
+from metaaugment.distributed import drawn
 from metaaugment.embedding import K, embed
 from metaaugment.frozen import Eyes, Judge, check_channels
 from metaaugment.learner import Learner
@@ -103,7 +104,7 @@ class LearnedPolicy:
         For the workers of a loader: weights are of a whole mini-batch, with several processes of that of all of them.
         """
         self._check_images(images)
-        transformation = self.sample(len(images), generator).to(images.device)
+        transformation = drawn(lambda n: self.sample(n, generator), len(images)).to(images.device)
         return apply(images, transformation, self.space, self.source.fill), transformation
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:

@@ -313,7 +313,14 @@ def test_shared_memory_that_is_full_is_said(files: ImageFiles, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("workers", "part", "expected"),
-    [(16, 1 / 9, (14, 2)), (16, 2 / 3, (5, 11)), (1, 0.1, (1, 1)), (0, 0.5, (0, 0))],
+    [
+        (16, 1 / 9, (14, 2)),
+        (16, 2 / 3, (5, 11)),
+        (16, 0.99, (1, 15)),
+        (2, 0.9, (1, 1)),
+        (1, 0.1, (1, 1)),
+        (0, 0.5, (0, 0)),
+    ],
 )
 def test_readers_are_shared_out(workers: int, part: float, expected: tuple[int, int]) -> None:
     whole = Reader(workers, skip=True)

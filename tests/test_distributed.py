@@ -257,6 +257,22 @@ def test_workers_of_a_loader_augment_but_do_not_wait_for_other_processes(tmp_pat
         assert "policy.transform(images)" in process["True"]
 
 
+def draws_of_one_seed(rank: int, world: int) -> dict[str, Any]:
+    """By a learned policy, whose user seeds all processes alike."""
+    generator = torch.Generator().manual_seed(5)
+    source = Source(None, 10, 3, find_space("metaaugment"), (0.5,) * 3, (0.5,) * 3, (0,) * 3, (16, 16))
+    policy = ma.LearnedPolicy(torch.full((14, 14), 1 / 196, dtype=torch.float64), source)
+    images = torch.zeros(4 if world == 2 else 8, 3, 16, 16, dtype=torch.uint8)
+    return {"first": policy.transform(images, generator)[1].first}
+
+
+def test_a_learned_policy_draws_for_the_global_batch(tmp_path: Path) -> None:
+    """Each process drew the same."""
+    zero, one = together(2, draws_of_one_seed, tmp_path / "together")
+    assert torch.equal(torch.cat([zero["first"], one["first"]]), draws_of_one_seed(0, 1)["first"])
+    assert not torch.equal(zero["first"], one["first"])
+
+
 # -- the collectives ---------------------------------------------------------------------------------------------------
 
 

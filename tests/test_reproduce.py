@@ -634,6 +634,26 @@ def test_a_run_under_a_policy_waits_for_it(tmp_path: Path, monkeypatch: pytest.M
     assert str(tmp_path) not in transfer.result.read_text()
 
 
+def test_a_transfer_goes_on_where_its_folders_were_moved(tmp_path: Path) -> None:
+    """Its recipe names the policy where that lay."""
+    transfer = Entry("transfer", {"method": "metaaugment"}, under=("digits", "metaaugment"))
+
+    def run_them(folder: Path) -> Job:
+        job = Job(ROWS["digits"], transfer, 0, 1, where(folder))
+        assert job.source is not None
+        for one in (job.source, job):
+            assert one.ready()
+            assert one.start().wait() == 0, (one.folder.parent / f"{one.name}.log").read_text()
+        return job
+
+    job = run_them(tmp_path / "first")
+    (job.folder / "result.json").unlink()
+    (tmp_path / "first").rename(tmp_path / "moved")
+    job = run_them(tmp_path / "moved")
+    assert job.policy is not None
+    assert json.loads((job.folder / "recipe.json").read_text())["policy"] == str(job.policy)
+
+
 def test_a_run_whose_policy_never_comes_is_left(tmp_path: Path) -> None:
     row = ROWS["omniglot-wrn-40-2"]
     (entry,) = [entry for entry in row.entries if entry.name == "transfer-wrn-28-10"]

@@ -18,6 +18,8 @@ from torch.func import functional_call
 import metaaugment as ma
 from metaaugment.baselines import published
 from metaaugment.baselines.sub_policies import SubPolicies
+from metaaugment.data import dataset
+from metaaugment.experiments.experiment import assemble
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
@@ -384,3 +386,15 @@ def test_every_recipe_has_a_trial_that_can_be_trained(name: str) -> None:
     made.check()
     assert (made.method, made.epochs, made.policy_lr, made.policy_optimizer) == ("dada", 20, 5e-3, "adam")
     assert dada.trial(made) == made
+
+
+def test_the_gradient_of_the_policy_can_be_clipped() -> None:
+    """--policy-clip had no effect, and nobody said so."""
+    recipe = replace(KIND.trial(RECIPES["digits"]()), policy_clip=0.5)
+    experiment = assemble(recipe, dataset("digits", per_class=10), torch.device("cpu"), QUIET)
+    learner, optimizer = dada.relaxed(experiment, dada.Settings())
+    learned = list(learner.policy_parameters())
+    for parameter in learned:
+        parameter.grad = torch.full_like(parameter, 100.0)
+    optimizer.step()
+    assert torch.cat([parameter.grad.flatten() for parameter in learned]).norm() == pytest.approx(0.5)

@@ -197,6 +197,23 @@ def test_pretrained_weights(tmp_path: Path, capsys: Captured) -> None:
         assert ("its last layer has other classes" in capsys.readouterr().out) == (classes == 7)
 
 
+def test_pretrained_weights_are_needed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """A run that goes on may name them as before, from the same folder, or from anywhere not at all."""
+    monkeypatch.chdir(tmp_path)
+    save_file(dict(ma.network("small-cnn", 7).state_dict()), "w.safetensors")
+    assert program("train", "digits", *QUICK, "--pretrained", "w.safetensors", "--out", "run") == 0
+    Path("run/result.json").unlink()
+    capsys.readouterr()
+    assert program("train", "digits", "--device", "cpu", "--pretrained", "w.safetensors", "--resume", "run") == 0
+    assert "its last layer" not in capsys.readouterr().out  # which the checkpoint has
+    Path("run/result.json").unlink()
+    Path("w.safetensors").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert program("train", "digits", "--device", "cpu", "--resume", tmp_path / "run") == 0
+    assert program("diagnose", tmp_path / "run", "--samples", "256", "--device", "cpu") == 0
+
+
 def test_the_command_that_goes_on_says_all_that_was_said_of_the_place(tmp_path: Path) -> None:
     """Read by the parser of the program it is the same place; --tensorboard and --no-capture were left out."""
     place = Place(

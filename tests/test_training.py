@@ -398,6 +398,21 @@ def test_three_phases_on_image_files(after: int, tmp_path: Path, monkeypatch: py
     assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
 
 
+def test_skipped_steps_are_counted_through_all_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in each epoch, which is a phase of its own."""
+
+    class Skips(Stop):
+        def ended_epoch(self, trainer: Trainer, row: Row) -> None:
+            pass
+
+        def stepped(self, trainer: Trainer) -> None:
+            trainer.learner._skipped += trainer.step == 2
+
+    monkeypatch.setattr(run, "Lines", lambda console: Skips(0))
+    train(tmp_path / "run", **PHASES)
+    assert [row["skipped"] for row in rows(tmp_path / "run")] == [1, 2, 3]
+
+
 def test_what_the_three_phases_learn(tmp_path: Path) -> None:
     """Equal weights in the first; alpha moves in the second only; the policy and its eyes stay in the third."""
     states = {}
@@ -655,14 +670,19 @@ def test_two_processes_cannot_train_into_one_folder(stopped: Path) -> None:
         other.kill()
 
 
-def test_a_second_signal_is_the_ordinary_one() -> None:
+@pytest.mark.parametrize("around", [False, True])
+def test_a_second_signal_is_the_ordinary_one(around: bool) -> None:
+    """Also where a search around the training would note it."""
     # Whoever runs the tests in the background has them ignore it.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with Interruption() as interruption:
-            os.kill(os.getpid(), signal.SIGINT)
-            assert interruption.signum == signal.SIGINT
-            with pytest.raises(KeyboardInterrupt):
+        with Interruption() if around else contextlib.nullcontext():
+            with Interruption() as interruption:
                 os.kill(os.getpid(), signal.SIGINT)
+                assert interruption.signum == signal.SIGINT
+                with pytest.raises(KeyboardInterrupt):
+                    os.kill(os.getpid(), signal.SIGINT)
+            assert (signal.getsignal(signal.SIGINT) is signal.default_int_handler) == (not around)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)

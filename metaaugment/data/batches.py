@@ -42,11 +42,11 @@ class Reader:
         self.unreadable: set[Path] = set()
 
     def shared_out(self, part: float) -> tuple["Reader", "Reader"]:
-        """Two readers that have the workers of this one together, the second about this part of them, and its account
-        of unreadable files."""
+        """Two readers that have the workers of this one together, but one each at least, the second about this part of
+        them; and its account of unreadable files."""
         if self.workers == 0:
             return self, self
-        second = max(1, round(part * self.workers))
+        second = max(1, min(round(part * self.workers), self.workers - 1))
         both = Reader(max(1, self.workers - second), self.skip), Reader(second, self.skip)
         for reader in both:
             reader.unreadable = self.unreadable

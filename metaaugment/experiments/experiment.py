@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from metaaugment.baselines import published
@@ -175,8 +174,8 @@ class Experiment:
         return augment.normalization(self.data.mean, self.data.std, self.device, self.layout, self.dtype)
 
 
-def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
-    """Data, network and generator of a recipe; nothing is written yet."""
+def prepare(recipe: Recipe, place: Place, console: Console, fresh: bool = True) -> Experiment:
+    """Data, network and generator of a recipe; nothing is written yet. `fresh`: as in `assemble`."""
     recipe.check()
     place.check()
     device = own_device(choose_device(place.device))
@@ -205,7 +204,7 @@ def prepare(recipe: Recipe, place: Place, console: Console) -> Experiment:
             )
     elif recipe.policy is not None:
         _check_unseen(recipe, published.searched_with(recipe.policy))
-    return replace(assemble(recipe, data, device, console, dtype), policy=policy, found=found, policy_name=name)
+    return replace(assemble(recipe, data, device, console, dtype, fresh), policy=policy, found=found, policy_name=name)
 
 
 def data_of(recipe: Recipe, place: Place, console: Console) -> DataSet:
@@ -264,13 +263,19 @@ def _check_fits(recipe: Recipe, policy: LearnedPolicy, data: DataSet) -> None:
 
 
 def assemble(
-    recipe: Recipe, data: DataSet, device: torch.device, console: Console, dtype: torch.dtype = torch.float32
+    recipe: Recipe,
+    data: DataSet,
+    device: torch.device,
+    console: Console,
+    dtype: torch.dtype = torch.float32,
+    fresh: bool = True,
 ) -> Experiment:
-    """A fresh network and generator for data that are there already."""
+    """A network and generator for data that are there already. One that is not `fresh` has its weights from a
+    checkpoint afterwards, and needs no pretrained ones."""
     _check_sizes(recipe, data)
     torch.manual_seed(derived_seed(recipe.seed, INITIAL))
     net = network(recipe.network, data.num_classes, data.channels)
-    if recipe.pretrained is not None and not load_pretrained(net, recipe.pretrained):
+    if fresh and recipe.pretrained is not None and not load_pretrained(net, recipe.pretrained):
         console.print(f"{recipe.pretrained}: its last layer has other classes; ours starts fresh.", highlight=False)
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     net = placed(net, recipe, device, dtype, layout)
@@ -312,9 +317,9 @@ def clipped(optimizer: Optimizer, norm: float | None) -> Optimizer:
     """The same optimizer, which first shortens a longer gradient to this norm."""
     if norm is not None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        optimizer.register_step_pre_hook(lambda *_: _shorten(parameters, norm))
+
+        def shorten(*_: object) -> None:
+            nn.utils.clip_grad_norm_(parameters, norm)
+
+        optimizer.register_step_pre_hook(shorten)
     return optimizer
-
-
-def _shorten(parameters: Sequence[Tensor], norm: float) -> None:
-    nn.utils.clip_grad_norm_(parameters, norm)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -21,6 +21,7 @@ MOST_COPIES = 1024  # the paper has 4, and adversarial AutoAugment 8
 MAX_SETTING = 1e30
 # Fields that there were in some versions, with the values that meant nothing: runs that have these go on.
 RETIRED = {"power": 1.0, "magnitude_bins": 1}
+FILES = ("policy", "pretrained")  # fields that name one
 # Fields that decide nothing where no policy is learned.
 LEARNING = frozenset(
     (
@@ -254,6 +255,11 @@ class Recipe:
     def _refuse(self, name: str, good: bool, allowed: str) -> None:
         refuse(name, getattr(self, name), good, allowed)
 
+    def anchored(self) -> "Recipe":
+        """With its files by their full names, so that what is begun with it can be gone on with from any folder."""
+        named = {name: getattr(self, name) for name in FILES}
+        return replace(self, **{name: file.absolute() for name, file in named.items() if file and file.is_file()})
+
     def to_json(self) -> dict[str, Any]:
         return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
 
@@ -268,7 +274,7 @@ class Recipe:
         if missing := [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]:
             raise ValueError(f"the recipe field {missing[0]!r} is missing")
         check_kinds("recipe", cls, values)
-        paths = {key: Path(values[key]) for key in ("policy", "pretrained") if values.get(key) is not None}
+        paths = {key: Path(values[key]) for key in FILES if values.get(key) is not None}
         # Whole numbers are so in JSON where they are floats here, and torch takes those of 64 bits only.
         real = [field.name for field in fields(cls) if field.type in (float, float | None)]
         floats = {name: float(values[name]) for name in real if isinstance(values.get(name), int)}

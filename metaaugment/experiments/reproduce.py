@@ -145,11 +145,10 @@ class Job:
     def start(self) -> "subprocess.Popen[bytes]":
         """The training in a process of its own, its output in a file beside the folder of the run."""
         recipe = self.recipe
-        more = (
-            ["--resume", str(self.folder)]
-            if self.begun
-            else ["--out", str(self.folder), *flags(recipe, RECIPES[recipe.name]())]
-        )
+        if self.begun:  # with where its policy lies now, as folders may have been moved
+            more = ["--resume", str(self.folder), *(["--policy", str(self.policy)] if self.policy else [])]
+        else:
+            more = ["--out", str(self.folder), *flags(recipe, RECIPES[recipe.name]())]
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with (self.folder.parent / f"{self.name}.log").open("ab") as log:
             return subprocess.Popen(

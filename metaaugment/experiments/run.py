@@ -48,8 +48,9 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
     """
     place = first(lambda: _again(recipe, place))
     recipe, resumed = first(lambda: _recorded(recipe, place, said))
-    experiment = prepare(recipe, place, console)
     out = place.folder(recipe, "runs")
+    begun = resumed and first(lambda: (out / checkpoint.LAST).exists())
+    experiment = prepare(recipe, place, console, fresh=not begun)
     watchers: list[Watcher] = []
     if rank() == 0:
         watchers += [Bar(console) if console.is_terminal else Lines(console)]
@@ -189,7 +190,7 @@ def trainer(
 def as_it_was(folder: Path, place: Place, console: Console) -> Trainer:
     """The trainer of a run, with network and learner as its last checkpoint has them; nothing is written."""
     state = checkpoint.of_run(folder)
-    experiment = prepare(read_recipe(folder / run_folder.RECIPE), place, console)
+    experiment = prepare(read_recipe(folder / run_folder.RECIPE), place, console, fresh=False)
     training = trainer(experiment, place, folder, Reader(place.readers, place.corrupt == "skip"), [])
     with checkpoint.understood(folder):
         if state["identity"]["data"] != experiment.data.fingerprint():
@@ -224,22 +225,17 @@ def _about(data: DataSet) -> dict[str, Any]:
 
 def _recorded(recipe: Recipe, place: Place, said: Collection[str]) -> tuple[Recipe, bool]:
     """The recipe of a run to be resumed; what was asked for besides must agree with it."""
+    recipe = recipe.anchored()
     if place.resume is None:
-        return _anchored(recipe), False
+        return recipe, False
     folder = place.resumed("run", run_folder.RECIPE)
-    recorded = read_recipe(folder / run_folder.RECIPE)
+    recorded = read_recipe(folder / run_folder.RECIPE).anchored()
     if recorded.name != recipe.name:
         raise ValueError(f"{folder} is a run of {recorded.name}, not of {recipe.name}; name that recipe")
     if recipe.policy is not None and recorded.policy is not None:
         recorded = replace(recorded, policy=recipe.policy)  # where it lies now; a checkpoint knows it by its content
     check_agreement(folder, recipe, RECIPES[recipe.name](), recorded, said)
-    return _anchored(recorded), True
-
-
-def _anchored(recipe: Recipe) -> Recipe:
-    """With its files by their full names, so that the run can be gone on with from any folder."""
-    named = {name: getattr(recipe, name) for name in ("policy", "pretrained")}
-    return replace(recipe, **{name: file.absolute() for name, file in named.items() if file and file.is_file()})
+    return recorded, True
 
 
 def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool, console: Console) -> None:

@@ -8,7 +8,7 @@ from torch.optim import Adam, Optimizer
 
 from metaaugment.baselines.found import FoundPolicy
 from metaaugment.baselines.sub_policies import SubPolicies
-from metaaugment.experiments.experiment import Experiment
+from metaaugment.experiments.experiment import Experiment, clipped
 from metaaugment.experiments.flags import refuse
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.search.laboratory import Laboratory, another_tenth
@@ -79,8 +79,8 @@ def relaxed(experiment: Experiment, settings: Settings) -> tuple[RelaxedLearner,
     recipe = experiment.recipe
     policy = RelaxedPolicy(temperature=settings.temperature).to(experiment.device)
     learner = RelaxedLearner(experiment.network, policy, alpha=recipe.lr, **experiment.handling(SPACE))
-    learned = learner.policy_parameters()
-    return learner, Adam(learned, recipe.policy_lr, BETAS, weight_decay=recipe.policy_weight_decay)
+    optimizer = Adam(learner.policy_parameters(), recipe.policy_lr, BETAS, weight_decay=recipe.policy_weight_decay)
+    return learner, clipped(optimizer, recipe.policy_clip)
 
 
 def policy_of(trainer: Trainer) -> RelaxedPolicy:

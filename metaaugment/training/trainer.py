@@ -226,9 +226,10 @@ class Trainer:
     # -- phases -------------------------------------------------------------------------------------------------------
 
     def _begin(self, epoch: int, before: Learner | None) -> tuple[Learner, Optimizer | None]:
-        """The learner of an epoch, which goes on counting steps where the one before it stopped."""
+        """The learner of an epoch, which goes on counting where the one before it stopped."""
         learner, policy_optimizer = self._phase(epoch).begin(before)
         learner.steps = epoch * self.train.steps
+        learner._skipped += 0 if before is None else before.skipped
         return learner, policy_optimizer
 
     def _phase(self, epoch: int) -> Phase:
