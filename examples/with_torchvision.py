@@ -41,7 +41,7 @@ def learn(train: TensorDataset, validation: TensorDataset, steps: int = 20) -> m
 
 def export(learner: ma.Learner) -> ma.LearnedPolicy:
     """Of a learner that only divides by 255: mean 0 and deviation 1."""
-    return ma.LearnedPolicy.from_learner(learner, "small-cnn", 10, 3, "metaaugment", (0, 0, 0), (1, 1, 1), 0, SIZE)
+    return ma.LearnedPolicy.from_learner(learner, "small-cnn", 10, (0, 0, 0), (1, 1, 1), SIZE)
 
 
 class Transformed(Dataset[tuple[Tensor, Tensor]]):

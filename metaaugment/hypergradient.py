@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.autograd.graph import Node
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -232,6 +233,23 @@ def refuse_shaking(network: nn.Module) -> None:
                 f"layer {name!r} ({type(module).__name__}) is not the derivative of its forward pass, "
                 "which route='difference' relies on; use route='forward'"
             )
+
+
+def refuse_reentrant(losses: Tensor) -> None:
+    """What torch.utils.checkpoint hides in a node of its own only a backward pass from end to end can find."""
+    known: set[Node | None] = {None}
+    left = [losses.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            raise ValueError(
+                "the network checkpoints activations with use_reentrant=True, and Eq. 2 would miss the gradient of "
+                "those layers; use use_reentrant=False"
+            )
+        left += [before for before, _ in node.next_functions]
 
 
 def at(network: nn.Module, parameters: dict[str, Tensor]) -> Callable[..., Tensor]:

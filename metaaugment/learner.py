@@ -26,6 +26,7 @@ from metaaugment.hypergradient import (
     norm,
     other_buffers,
     outer_loss,
+    refuse_reentrant,
     undisturbed,
 )
 from metaaugment.observation import (
@@ -38,7 +39,7 @@ from metaaugment.observation import (
     short,
 )
 from metaaugment.ops import Space
-from metaaugment.policy import evidence, is_blind, weigh
+from metaaugment.policy import check_outputs, evidence, is_blind, weigh
 from metaaugment.replay import Replay, no_draws, precisions
 from metaaugment.transformation import Transformation, apply
 
@@ -292,6 +293,9 @@ class Learner:
         validation_batches: Iterator[Batch] | None = None,
     ) -> Observation:
         """One whole iteration; on steps that are due it takes the next validation batch."""
+        if "optimizers" not in self._checked:
+            self.check_optimizers(task_optimizer, policy_optimizer)
+            self._checked.add("optimizers")
         seen = self.observe(images, labels)
         if self.due:
             if policy_optimizer is None or validation_batches is None:
@@ -364,14 +368,18 @@ class Learner:
 
     def _inner_gradient(self, seen: Observation, retain_graph: bool) -> tuple[list[Tensor | None], list[Tensor]]:
         """∇ Σ V_i L_i at w: this process's part, None for parameters that have none, and the sum over all processes."""
+        if "graph" not in self._checked:
+            refuse_reentrant(seen.losses)
+            self._checked.add("graph")
         try:
             own = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph)
         except RuntimeError as error:
             if "donated buffer" not in str(error):
                 raise
             raise ValueError(
-                "torch.compile donates the buffers of a pass, and this one is needed twice; use lagged=True, or set "
-                "torch._functorch.config.donated_buffer = False before the first pass"
+                "torch.compile donates the buffers of a pass, and this one is needed twice; use lagged=True, or, "
+                "before the first pass: import torch._functorch.config; "
+                "torch._functorch.config.donated_buffer = False"
             ) from None
         parts = own if world_size() == 1 else [None if part is None else part.clone() for part in own]
         g = filled(parts, list(self.parameters.values()))
@@ -400,6 +408,9 @@ class Learner:
                 raise ValueError(
                     f"the policy gives {tuple(outputs.shape)} for {len(t)} samples; it must give one number each"
                 )
+            if self._looked_at("outputs"):
+                check_outputs(outputs)
+                self._checked.add("outputs")
             return outputs, weigh(self.policy, outputs)
 
     @torch.no_grad()
@@ -472,8 +483,7 @@ class Learner:
         return {m: {n: b if b is None else b.clone() for n, b in buffers.items()} for m, buffers in kept.items()}
 
     def _losses(self, logits: Tensor, labels: Tensor, what: str) -> Tensor:
-        # On a GPU labels are looked at once, because the host has to wait for it.
-        if self.device.type != "cuda" or what not in self._checked:
+        if self._looked_at(what):
             check_logits(logits)
             (check_labels if self.loss is cross_entropy else check_highest)(logits, labels, what)
             self._checked.add(what)
@@ -501,6 +511,23 @@ class Learner:
         return parameters
 
     # -- what may go wrong --------------------------------------------------------------------------------------------
+
+    def _looked_at(self, what: str) -> bool:
+        """Whether values are: on a GPU once, because the host has to wait for it."""
+        return self.device.type != "cuda" or what not in self._checked
+
+    def check_optimizers(self, task: Optimizer, policy: Optimizer | None) -> None:
+        """Refuse optimizers in the wrong order, or of something else."""
+        wanted = [("task", task, "the network", list(self.parameters.values()))]
+        if policy is not None:
+            wanted.append(("policy", policy, "learner.policy_parameters()", self.policy_parameters()))
+        for name, optimizer, whose, parameters in wanted:
+            theirs = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            if theirs.isdisjoint(map(id, parameters)):
+                raise ValueError(
+                    f"the {name} optimizer has no parameter of {whose}; the optimizer of the task network comes first, "
+                    "then that of the policy"
+                )
 
     def _check_parts(self) -> None:
         theirs = next((p.dtype for p in self.policy.parameters() if p.requires_grad), self.alpha.dtype)

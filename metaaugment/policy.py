@@ -88,9 +88,7 @@ class LabelPolicy(CluePolicy):
 
     sees = ("clues", "labels")
 
-    def __init__(
-        self, feature_dim: int, hidden: int = 100, head: Head = torch.sigmoid, num_classes: int = 1000
-    ) -> None:
+    def __init__(self, feature_dim: int, hidden: int = 100, head: Head = torch.sigmoid, *, num_classes: int) -> None:
         super().__init__(feature_dim, hidden, head)
         self.label = nn.Embedding(num_classes, hidden)
         self.output = nn.Linear(4 * hidden, 1)
@@ -263,6 +261,14 @@ def check_features(features: Tensor, layer: nn.Linear) -> None:
         )
 
 
+def check_outputs(outputs: Tensor) -> None:
+    if (outputs < 0).any():
+        raise ValueError(
+            f"the policy gives {outputs.min().item():.3g} for a sample; outputs must be positive: end it with a "
+            "sigmoid, or with an exponential"
+        )
+
+
 # -- policies by name, in recipes and in policy files ------------------------------------------------------------------
 
 KINDS: dict[str, Callable[..., nn.Module]] = {
@@ -288,7 +294,7 @@ def build(
     if name not in POLICIES:
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(POLICIES)}")
     wrapper, head, kind = POLICIES[name]
-    classes = {"num_classes": num_classes} if kind == "label-policy" and num_classes is not None else {}
+    classes = {"num_classes": num_classes} if kind == "label-policy" else {}
     policy = KINDS[kind](feature_dim, hidden, HEADS[head], **classes)
     sharp = {"sharpness": sharpness} if wrapper == "regressing-" else {}
     return WRAPPERS[wrapper](policy, **sharp) if wrapper else policy

@@ -14,7 +14,7 @@ from metaaugment.distributed import bare
 from metaaugment.networks import NETWORKS
 from metaaugment.networks import network as build_network
 from metaaugment.ops import SPACES, Space
-from metaaugment.policy import POLICIES, name_of
+from metaaugment.policy import HEADS, KINDS, POLICIES, innermost, name_of
 from metaaugment.policy import build as build_policy
 from metaaugment.source import Source, space_hash
 from metaaugment.transformation import FLOAT_TYPES
@@ -129,6 +129,12 @@ def policy_name(policy: nn.Module) -> str:
     name = name_of(policy)
     if name is not None:
         return name
+    inner = innermost(policy)
+    if type(inner) in KINDS.values() and inner.head not in HEADS.values():
+        raise ValueError(
+            f"the head {inner.head!r} of the policy has no place in a file; it holds torch.sigmoid and "
+            "metaaugment.policy.exponential"
+        )
     raise ValueError(
         f"a policy of class {type(policy).__name__} has no place in a file; it holds {', '.join(POLICIES)}"
     )
@@ -150,6 +156,8 @@ def copied_policy(name: str, tensors: Mapping[str, Tensor], num_classes: int) ->
 def copied_extractor(source: Source, tensors: Mapping[str, Tensor], own: nn.Module | None) -> nn.Module:
     """The network that a policy sees through, with copies of these tensors: a copy of the user's own one, or ours."""
     if own is not None:
+        if not isinstance(own, nn.Module):
+            raise Foreign(f"extractor is {own!r}; give the network itself, an nn.Module")
         return _fitted(deepcopy(plain(own)).float(), tensors, "w")
     if source.network is None:
         raise Foreign(

@@ -251,11 +251,8 @@ class LearnedPolicy:
         learner: Learner,
         network_name: str | None,
         num_classes: int,
-        channels: int,
-        space: str | Space,
         mean: Sequence[float],
         std: Sequence[float],
-        fill: int | Sequence[int],
         size: int | Sequence[int],
         provenance: Mapping[str, Any] | None = None,
     ) -> "LearnedPolicy":
@@ -263,8 +260,7 @@ class LearnedPolicy:
 
         Args:
             network_name: of that network, the learner's extractor or else its task network; None for one of your own.
-            space, fill: of the transformations, as the learner has them.
-            mean, std: of the learner's `prepare`, for pixels in [0, 1].
+            mean, std: of the learner's `prepare`, a channel, for pixels in [0, 1].
             size: of the images: a side, or height and width.
         """
         if isinstance(learner.policy, Judge):
@@ -276,26 +272,20 @@ class LearnedPolicy:
         source = Source(
             network_name,
             num_classes,
-            channels,
-            find_space(space),
+            len(mean),
+            find_space(learner.space),
             _numbers(mean),
             _numbers(std),
-            _colors(fill, channels),
+            _colors(learner.fill, len(mean)),
             tuple(map(int, sides)),  # type: ignore[arg-type]
             modules[id(layers[0])] if len(layers) == 1 else None,
         )
-        if space_hash(source.space) != space_hash(find_space(learner.space)):
-            raise ValueError(
-                f"space is {source.space.name!r}, but the learner's is {find_space(learner.space).name!r}; "
-                "say the one it was learned with"
-            )
-        if source.fill != _colors(learner.fill, channels):
-            raise ValueError(f"fill is {source.fill}, but the learner's is {learner.fill}; say the one it learned with")
         p = _probabilities_of(learner.sampler)
         if isinstance(learner.policy, UniformPolicy):
             return cls(p, source, provenance=provenance)
-        theta, w = learner.policy.state_dict(), seen_through.state_dict()
-        policy = copied_policy(policy_name(learner.policy), theta, num_classes)
+        _check_normalization(learner, source)
+        theta, w = plain(learner.policy), seen_through.state_dict()
+        policy = copied_policy(policy_name(theta), theta.state_dict(), num_classes)
         try:
             extractor = copied_extractor(source, w, seen_through if network_name is None else None)
         except ValueError as error:
@@ -354,6 +344,31 @@ def _probabilities_of(sampler: object) -> Tensor:
     if not isinstance(p, Tensor):
         raise ValueError(f"the learner's sampler, a {type(sampler).__name__}, has no p of pairs that could be kept")
     return p
+
+
+def _check_normalization(learner: Learner, source: Source) -> None:
+    """Refuse another mean and deviation than those of `prepare`, by what it makes of black and of white images.
+
+    Of most of their pixels: it may pad, or cut. One that takes no such images cannot be told anything about.
+    """
+    levels = torch.tensor([0, 255], dtype=torch.uint8)
+    images = levels.view(2, 1, 1, 1).expand(2, source.channels, *source.size).to(learner.device)
+    try:
+        with torch.no_grad():
+            prepared = learner.prepare(images).flatten(2).double().median(2).values.cpu()
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return
+    mean, std = torch.tensor([source.mean, source.std], dtype=torch.float64)
+    meant = (levels[:, None] / 255 - mean) / std
+    if prepared.shape == meant.shape and not torch.allclose(prepared, meant, rtol=0.02, atol=0.02):
+        raise ValueError(
+            f"mean is {source.mean} and std {source.std}, which make {_rounded(meant)} of black and white, but the "
+            f"learner's prepare makes {_rounded(prepared)}; give those that it normalises by"
+        )
+
+
+def _rounded(values: Tensor) -> list[list[float]]:
+    return [[round(value, 3) for value in row] for row in values.tolist()]
 
 
 def _eyes(network: nn.Module, source: Source, shift: Tensor | None, scale: Tensor | None) -> Eyes:

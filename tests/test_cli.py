@@ -120,7 +120,7 @@ def test_help_of_transfer_is_its_own(args: list[str], tmp_path: Path) -> None:
 def test_show_names_the_command_for_a_policy_that_looks_at_labels(tmp_path: Path) -> None:
     """Pictures have no labels; what it names makes a file that can be shown."""
     learner = ma.Learner(ma.network("small-cnn", 4), ma.TransformationSampler(), ma.LabelPolicy(128, num_classes=4))
-    policy = ma.LearnedPolicy.from_learner(learner, "small-cnn", 4, 3, "metaaugment", [0.5] * 3, [0.2] * 3, 0, 16)
+    policy = ma.LearnedPolicy.from_learner(learner, "small-cnn", 4, [0] * 3, [1] * 3, 16)
     policy.save(tmp_path / "labels.safetensors")
     policy.sampler_only().save(tmp_path / "alone.safetensors")
     Image.new("RGB", (16, 16), "red").save(tmp_path / "red.png")

@@ -19,7 +19,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, default_collate
 
 import metaaugment as ma
 from metaaugment.bench.ops import define_missing_operators
@@ -74,7 +74,7 @@ def new_policy(channels: int) -> ma.LearnedPolicy:
     learner = ma.Learner(network, sampler, policy, fill=fill)
     learner.observe(photos(channels=channels), torch.arange(N) % CLASSES)  # gives batch normalisation some statistics
     mean, std = (0.0,) * channels, (1.0,) * channels
-    return ma.LearnedPolicy.from_learner(learner, "small-cnn", CLASSES, channels, "metaaugment", mean, std, fill, SIDE)
+    return ma.LearnedPolicy.from_learner(learner, "small-cnn", CLASSES, mean, std, SIDE)
 
 
 def small_network() -> nn.Module:
@@ -489,6 +489,50 @@ def test_the_policy_learns_from_the_batches_it_is_given() -> None:
     torch.testing.assert_close(states(given.learner), states(usual.learner), rtol=0, atol=0)
 
 
+def test_a_second_fit_goes_on_with_the_policy() -> None:
+    """The learner is made anew each time, and began again."""
+    library("lightning.pytorch")
+    module = joint_module()
+    trainer(2).fit(module, *loaders())
+    before = module.learner
+    trainer(1).fit(module, *loaders())
+    assert module.learner is not before
+    assert module.learner.steps == 3 * STEPS
+    assert torch.equal(module.learner.sampler.past[:2], before.sampler.past)
+
+
+@pytest.mark.filterwarnings("ignore:.*exists and is not empty")
+def test_a_checkpoint_that_was_only_looked_at_keeps_the_policy(tmp_path: Path) -> None:
+    library("lightning.pytorch")
+    module = joint_module()
+    trainer(1, tmp_path).fit(module, *loaders())
+    (file,) = tmp_path.glob("*.ckpt")
+    looked_at, looks = joint_module(), trainer(1, tmp_path)
+    looks.validate(looked_at, loaders()[1], ckpt_path=file, verbose=False)
+    looks.save_checkpoint(tmp_path / "again.ckpt")
+    kept = torch.load(tmp_path / "again.ckpt", weights_only=True)[mixins.KEY]
+    torch.testing.assert_close(kept, module.learner.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
+@pytest.mark.parametrize("endless", [False, True])
+def test_the_policy_learns_from_batches_of_unknown_number(endless: bool) -> None:
+    library("lightning.pytorch")
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(loaders()[1].dataset)  # type: ignore[arg-type]
+
+    def policy_dataloader(self: Any) -> Any:
+        loader = DataLoader(Stream(), loaders()[1].batch_size)
+        return itertools.chain.from_iterable(itertools.repeat(loader)) if endless else loader
+
+    given, usual = joint_module(policy_dataloader=policy_dataloader), joint_module()
+    trainer(1, limit_val_batches=0).fit(given, loaders()[0])
+    trainer(1).fit(usual, *loaders())
+    torch.testing.assert_close(states(given.learner), states(usual.learner), rtol=0, atol=0)
+
+
 @pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
 def test_what_joint_training_refuses_in_lightning() -> None:
     library("lightning.pytorch")
@@ -510,6 +554,15 @@ def test_what_joint_training_refuses_in_lightning() -> None:
 
     with pytest.raises(ValueError, match="must return two optimizers"):
         trainer(1).fit(joint_module(configure_optimizers=one_optimizer), train, validation)
+
+    def swapped(self: Any) -> Any:
+        self.learner, task, policy = parts(self.network)
+        return policy, task
+
+    with pytest.raises(ValueError, match="the task optimizer has no parameter of the network"):
+        trainer(1).fit(joint_module(configure_optimizers=swapped), train, validation)
+    with pytest.raises(ValueError, match="their loader is empty"):
+        trainer(1, limit_val_batches=0).fit(joint_module(policy_dataloader=lambda self: []), train)
 
 
 @pytest.mark.filterwarnings("ignore:The lr scheduler dict contains the key")

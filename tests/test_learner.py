@@ -1,6 +1,7 @@
 """Algorithm 1 in anyone's loop: what a step does, what it leaves alone, and what it says when something is wrong."""
 
 import copy
+import itertools
 import math
 import random
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import metaaugment as ma
 from metaaugment.features import Features
@@ -725,6 +727,57 @@ def test_a_wrong_validation_batch_is_named_and_changes_nothing(batch: tuple[Tens
         joint.policy_backward(seen, *batch)
     assert same(before, joint.network.state_dict())
     assert all(p.grad is None for p in joint.policy_parameters())
+
+
+@pytest.mark.parametrize("lagged", [False, True])
+def test_reentrant_checkpoints_are_refused(lagged: bool) -> None:
+    """Their layers had no part in Eq. 2, and with lagged=True were never trained, without a word."""
+
+    class Saving(nn.Module):
+        def __init__(self, reentrant: bool) -> None:
+            super().__init__()
+            self.inner, self.reentrant = small(), reentrant
+
+        def forward(self, images: Tensor) -> Tensor:
+            features = checkpoint(self.inner.body, images.requires_grad_(), use_reentrant=self.reentrant)
+            return self.inner.output(features.mean((2, 3)) if features.ndim == 4 else features)
+
+    joint = learner(Saving(True), lagged=lagged)
+    for _ in range(2):  # not only once
+        with pytest.raises(ValueError, match=r"use_reentrant=True, and Eq\. 2 would miss"):
+            joint.policy_backward(joint.observe(*data()), *data())
+    joint = learner(Saving(False), lagged=lagged)
+    before = state(joint.network)
+    joint.step(*data(), *optimizers(joint), itertools.repeat(data()))
+    assert not any(torch.equal(before[name], value) for name, value in joint.network.named_parameters())
+
+
+def test_outputs_below_zero_are_refused() -> None:
+    """Weights of both signs brought the network to chance, and p below zero."""
+
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.feature = nn.Linear(128, 1)
+
+        def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
+            return self.feature(features).squeeze(1) - 5
+
+    with pytest.raises(ValueError, match=r"the policy gives -\S+ for a sample; outputs must be positive"):
+        learner(policy=Linear()).observe(*data())
+
+
+def test_optimizers_in_the_wrong_order_are_refused() -> None:
+    joint = learner()
+    task, policy = optimizers(joint)
+    batches = itertools.repeat(data())
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"the task optimizer has no parameter of the network; .* comes first"):
+            joint.step(*data(), policy, task, batches)
+    other = torch.optim.SGD(small().parameters(), 0.1)
+    with pytest.raises(ValueError, match=r"the policy optimizer has no parameter of learner\.policy_parameters"):
+        joint.step(*data(), task, other, batches)
+    joint.step(*data(), task, policy, batches)
 
 
 # -- what the policy sees, and how it learns ---------------------------------------------------------------------------

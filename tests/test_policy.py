@@ -138,7 +138,7 @@ def test_around_a_policy_all_but_one_thing_stays() -> None:
     assert torch.equal(both.objective(outputs, alignment), regressing.objective(outputs, alignment))
     assert seen_by(both) == ("clues",)
     assert seen_by(rejecting) == ()
-    assert seen_by(RejectingPolicy(LabelPolicy(4))) == ("clues", "labels")
+    assert seen_by(RejectingPolicy(LabelPolicy(4, num_classes=3))) == ("clues", "labels")
     assert weigh(both, outputs).tolist() == [0, 0, 1]
     assert weigh(RegressingPolicy(rejecting), outputs).tolist() == [0, 0, 1]
     assert not hasattr(rejecting, "objective")

@@ -397,4 +397,4 @@ def test_the_gradient_of_the_policy_can_be_clipped() -> None:
     for parameter in learned:
         parameter.grad = torch.full_like(parameter, 100.0)
     optimizer.step()
-    assert torch.cat([parameter.grad.flatten() for parameter in learned]).norm() == pytest.approx(0.5)
+    assert nn.utils.get_total_norm([p.grad for p in learned if p.grad is not None]) == pytest.approx(0.5, rel=1e-4)

@@ -358,7 +358,7 @@ def test_what_has_learned_nothing_is_not_exported(tmp_path: Path, capsys: Captur
 
 def test_a_policy_for_grey_images_is_refused_before_the_run_has_a_folder(tmp_path: Path, capsys: Captured) -> None:
     learner = ma.Learner(ma.network("small-cnn", 10, 1), ma.TransformationSampler(), ma.PolicyNetwork(128))
-    grey = ma.LearnedPolicy.from_learner(learner, "small-cnn", 10, 1, "metaaugment", [0.5], [0.2], 0, 16)
+    grey = ma.LearnedPolicy.from_learner(learner, "small-cnn", 10, [0], [1], 16)
     grey.save(tmp_path / "grey.safetensors")
     out = tmp_path / "run"
     sentence = refused(capsys, "train", "digits", *QUICK, "--policy", tmp_path / "grey.safetensors", "--out", out)

@@ -62,10 +62,7 @@ def sharp(policy: ma.PolicyNetwork) -> ma.PolicyNetwork:
 
 
 def export(learner: ma.Learner, network: str | None = "small-cnn", channels: int = 3) -> LearnedPolicy:
-    mean, std, fill = MEAN[:channels], STD[:channels], FILL[:channels]
-    return LearnedPolicy.from_learner(
-        learner, network, CLASSES, channels, "metaaugment", mean, std, fill, SIDE, PROVENANCE
-    )
+    return LearnedPolicy.from_learner(learner, network, CLASSES, MEAN[:channels], STD[:channels], SIDE, PROVENANCE)
 
 
 @cache
@@ -421,9 +418,7 @@ def test_sizes_of_files(tmp_path: Path) -> None:
     """Half of WRN-40-2 for Omniglot's 1,623 classes stays under 5 MB, p alone under 10 KB."""
     network = ma.network("wrn-40-2", 1623, 1)
     learner = ma.Learner(network, ma.TransformationSampler(), ma.PolicyNetwork(128))
-    policy = LearnedPolicy.from_learner(
-        learner, "wrn-40-2", 1623, 1, "metaaugment", (0.9,), (0.2,), 0, (32, 32), PROVENANCE
-    )
+    policy = LearnedPolicy.from_learner(learner, "wrn-40-2", 1623, [0], [1], (32, 32), PROVENANCE)
     policy.save(tmp_path / "whole", half=True)
     assert (tmp_path / "whole").stat().st_size <= 5_000_000
     assert LearnedPolicy.load(tmp_path / "whole").outputs(photos(2, 1), policy.sample(2)).shape == (2,)
@@ -486,9 +481,7 @@ def test_a_network_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
 def test_a_space_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
     space = Space("mild", {**SPACES["metaaugment"].levels, "Rotate": Level(1.0, signed=True)})
     learner, file = trained(ma.network("small-cnn", CLASSES), space=space), tmp_path / "policy.safetensors"
-    with pytest.raises(ValueError, match="space is 'metaaugment', but the learner's is 'mild'"):
-        export(learner)
-    policy = LearnedPolicy.from_learner(learner, "small-cnn", CLASSES, 3, space, MEAN, STD, FILL, SIDE)
+    policy = export(learner)
     policy.save(file)
     with pytest.raises(ValueError, match="unknown space 'mild'; pass it with space="):
         LearnedPolicy.load(file)
@@ -851,9 +844,55 @@ def test_a_network_by_the_wrong_name_is_refused() -> None:
         export(learner, "large-cnn")
 
 
+def test_mean_and_deviation_are_those_of_prepare() -> None:
+    """Weights through others have nothing to do with those that were learned."""
+    learner = trained(ma.network("small-cnn", CLASSES), prepare=None)
+    made = r"but the learner's prepare makes \[\[0\.0, 0\.0, 0\.0\], \[1\.0, 1\.0, 1\.0\]\]"
+    for mean, std in ((MEAN, STD), ((125,) * 3, (60,) * 3)):
+        with pytest.raises(ValueError, match=made):
+            LearnedPolicy.from_learner(learner, "small-cnn", CLASSES, mean, std, SIDE)
+    policy = LearnedPolicy.from_learner(learner, "small-cnn", CLASSES, (0,) * 3, (1,) * 3, SIDE)
+    assert policy.source.std == (1, 1, 1)
+
+
+def test_a_prepare_may_pad_and_take_other_images() -> None:
+    """Most pixels say what it does; and of one that takes no bytes nothing is known."""
+    for change in (nn.ZeroPad2d(3), lambda images: images):
+        own = Own()
+        learner = trained(own, ma.PolicyNetwork(8), prepare=lambda images, change=change: change(prepare()(images)))
+        assert export(learner, None).source.mean == MEAN
+
+    def floats_only(images: Tensor) -> Tensor:
+        if images.dtype == torch.uint8:
+            raise TypeError("float images, please")
+        return images
+
+    learner = trained(ma.network("small-cnn", CLASSES))
+    learner.prepare = floats_only
+    assert export(learner).source.mean == MEAN
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_a_compiled_policy_is_kept_and_another_head_is_named() -> None:
+    learner = trained(ma.network("small-cnn", CLASSES))
+    expected = export(learner).digest()
+    learner.policy = torch.compile(learner.policy)  # type: ignore[assignment]
+    assert export(learner).digest() == expected
+    learner = trained(ma.network("small-cnn", CLASSES), ma.PolicyNetwork(128, head=F.softplus))
+    with pytest.raises(
+        ValueError, match=r"the head .*softplus.* of the policy has no place in a file; it holds torch\.sig"
+    ):
+        export(learner)
+
+
+def test_an_extractor_that_is_a_class_is_refused(tmp_path: Path) -> None:
+    export(trained(Own(), ma.PolicyNetwork(8)), None).save(tmp_path / "policy.safetensors")
+    with pytest.raises(ValueError, match=r"extractor is <class .*Own'>; give the network itself"):
+        LearnedPolicy.load(tmp_path / "policy.safetensors", extractor=Own)  # type: ignore[arg-type]
+
+
 def test_fill_is_the_learners() -> None:
-    with pytest.raises(ValueError, match=r"fill is \(125, 100, 80\), but the learner's is 0"):
-        export(trained(ma.network("small-cnn", CLASSES), fill=0))
+    assert export(trained(ma.network("small-cnn", CLASSES), fill=7)).source.fill == (7, 7, 7)
 
 
 def test_samplers_with_a_p_are_kept() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from metaaugment.data.augment import normalization
 from metaaugment.experiments.methods import METHODS
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.results import accuracy_key
@@ -41,11 +42,13 @@ def _learned(folder: Path, state: dict[str, Any]) -> LearnedPolicy:
     with torch.device("meta"):
         policy = method.policy(recipe, feature_dim(net), about["num_classes"])
     policy.load_state_dict(state["learner"]["policy"], assign=True)
-    learner = Learner(net, method.sampler(recipe, None), policy, space=recipe.space, fill=about["fill"])
+    prepare = normalization(about["mean"], about["std"], torch.device("cpu"), torch.contiguous_format)
+    sampler = method.sampler(recipe, None)
+    learner = Learner(net, sampler, policy, prepare=prepare, space=recipe.space, fill=about["fill"])
     learner.sampler.load_state_dict(state["learner"]["sampler"])  # type: ignore[attr-defined]
     return LearnedPolicy.from_learner(
-        learner, recipe.network, about["num_classes"], about["channels"], recipe.space, about["mean"], about["std"],
-        about["fill"], about["sides"], _provenance(folder, recipe, state),
+        learner, recipe.network, about["num_classes"], about["mean"], about["std"], about["sides"],
+        _provenance(folder, recipe, state),
     )  # fmt: skip
 
 

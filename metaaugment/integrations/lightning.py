@@ -45,13 +45,25 @@ class JointTraining(Module):
     out. Define `policy_dataloader` to give it others.
     """
 
-    learner: Learner
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.automatic_optimization = False
+        self._learner: Learner | None = None
         self._restored: dict[str, Any] | None = None
         self._policy_batches: Iterator[Batch] = iter(())
+
+    @property
+    def learner(self) -> Learner:
+        if self._learner is None:
+            raise AttributeError("learner")  # as of anything that was not set
+        return self._learner
+
+    @learner.setter
+    def learner(self, learner: Learner) -> None:
+        """Each fit() makes another one, which goes on from the one before, as the network does."""
+        if self._learner is not None and self._restored is None:
+            self._restored = self._learner.state_dict()
+        self._learner = learner
 
     def policy_dataloader(self) -> Iterable[Batch]:
         """The batches that the policy learns from; by default those of `val_dataloader`."""
@@ -86,13 +98,17 @@ class JointTraining(Module):
         if self._restored is not None:
             self.learner.load_state_dict(self._restored)
             self._restored = None
+        task, policy = self._two_optimizers()
+        self.learner.check_optimizers(task.optimizer, policy.optimizer)
         # An interrupted run goes on with the batch that it had come to.
         self._policy_batches = self._endless(self.learner.steps // self.learner.every)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        if hasattr(self, "learner"):  # there is none before the first fit()
-            checkpoint[KEY] = self.learner.state_dict()
+        if self._restored is not None:  # not gone on with so far
+            checkpoint[KEY] = self._restored
+        elif self._learner is not None:  # there is none before the first fit()
+            checkpoint[KEY] = self._learner.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
@@ -109,13 +125,17 @@ class JointTraining(Module):
 
     def _endless(self, done: int) -> Iterator[Batch]:
         """The policy's batches, over and over, without the first `done`."""
-        loader: Any = self.policy_dataloader()
-        if len(loader) == 0:
-            raise ValueError("the policy learns from validation batches, and their loader is empty")
-        start = done % len(loader)
+        loader = self.policy_dataloader()
+        try:
+            start = done % len(loader)  # type: ignore[arg-type]
+        except (TypeError, ZeroDivisionError):  # of unknown length, or empty
+            start = 0
         while True:
+            batch = None
             for batch in itertools.islice(loader, start, None):
                 yield self.trainer.strategy.batch_to_device(batch, self.device)
+            if batch is None:
+                raise ValueError("the policy learns from validation batches, and their loader is empty")
             start = 0
 
     def _schedule(self, interval: str) -> None:
