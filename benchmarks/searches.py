@@ -128,7 +128,7 @@ def accuracy(policy: FoundPolicy, recipe: Recipe, data: DataSet, held_out: Any, 
     lab = Laboratory(recipe, Place(device="cpu"), data, folder, Console(quiet=True))
     experiment = replace(assemble(recipe, data, CPU, Console(quiet=True)), found=policy)
     lab.trainer(experiment, folder).run()
-    return evaluate(experiment.network, once(held_out, CPU), experiment.prepare()).top1
+    return evaluate(experiment.network, once(held_out, CPU), experiment.normalization()).top1
 
 
 def measure(name: str, seed: int) -> Figure:

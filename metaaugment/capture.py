@@ -37,9 +37,9 @@ class CapturedStep:
         if learner.generator is None or learner.generator.device.type != "cuda":
             raise ValueError("the learner draws on the CPU; give it a generator on the network's device, or none")
         self.learner = learner
-        self.optimizers = [o for o in (task_optimizer, policy_optimizer) if o is not None]
         self.task_optimizer, self.policy_optimizer = task_optimizer, policy_optimizer
-        groups = list(chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers))
+        optimizers = [o for o in (task_optimizer, policy_optimizer) if o is not None]
+        groups = list(chain.from_iterable(optimizer.param_groups for optimizer in optimizers))
         if not all(group.get("fused") for group in groups):
             raise ValueError("an optimizer is not fused, which a captured step needs; build it with fused=True")
         self.rates = [(group, torch.tensor(float(group["lr"]), device=learner.device)) for group in groups]

@@ -142,7 +142,7 @@ class Patient(Console):
     """
 
     def __init__(self, quiet: bool = False) -> None:
-        super().__init__(quiet=quiet, soft_wrap=True, markup=False, emoji=False)
+        super().__init__(quiet=quiet, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -297,7 +297,7 @@ def trainer_of(name: str, args: Sequence[str]) -> Callable[..., None]:
         run.train(recipe, place, console, said(args))
         if rank() == 0:
             for sentence in worries(place.folder(recipe, "runs")):
-                console.print(sentence, highlight=False)
+                console.print(sentence)
 
     train.__doc__ = RECIPES[name].__doc__
     train.__defaults__ = (RECIPES[name](), Place())

@@ -91,7 +91,7 @@ def load(file: Path, kind: str) -> dict[str, Any]:
 
 def first_line(error: BaseException) -> str:
     """The first line of what an error says; torch adds a trace of its own."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def write_atomically(file: Path, write: Callable[[Path], object]) -> None:

@@ -5,7 +5,7 @@ import multiprocessing
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -38,8 +38,6 @@ FOUND = SubPolicies("faa", "mine", "faa", 1, ((Function("Rotate", 0.5, 0.7), Fun
 class Settings:
     """Tries three things."""
 
-    WHERE: ClassVar = ("helpers",)
-
     tries: int = 3
     """How many."""
     helpers: int = 1
@@ -64,7 +62,7 @@ def finder(stop_after: int | None = None) -> Kind:
                 raise Interrupted(15)
         return FOUND
 
-    return Kind("faa", Settings, find)
+    return Kind("faa", Settings, find, where=("helpers",))
 
 
 def laboratory(folder: Path) -> Laboratory:
@@ -287,7 +285,7 @@ def test_the_search_of_another_system_is_not_called_damaged(tmp_path: Path) -> N
     def stopped(lab: Laboratory, settings: pba.Settings) -> SubPolicies:
         raise Interrupted(15)
 
-    kind = Kind("pba", pba.Settings, stopped)
+    kind = replace(SEARCHES["pba"], find=stopped)
     with pytest.raises(Interrupted):
         search(kind, recipe(method="pba"), pba.Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
     resumed = Place(resume=tmp_path / "s", device="cpu")

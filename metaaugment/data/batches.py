@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -136,8 +137,7 @@ class Batches:
 
 def once(split: Split, device: torch.device, reader: Reader | None = None, batch: int | None = None) -> Iterator[Batch]:
     """All of a split in its order, for evaluation."""
-    pixels = split.size**2 if isinstance(split, ImageFiles) else split.images.shape[2:].numel()
-    batch = batch or max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // pixels))
+    batch = batch or max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // math.prod(split.sides)))
     places = (range(start, min(start + batch, len(split))) for start in range(0, len(split), batch))
     if isinstance(split, ImageFiles):
         yield from (reader or Reader()).batches(_EvaluationViews(split), places, device)

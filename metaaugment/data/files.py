@@ -51,6 +51,11 @@ class ImageFiles:
     labels: Int64[Tensor, " n"]
     size: int = 224
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        return self.size, self.size
+
     def __len__(self) -> int:
         return len(self.names)
 

@@ -15,6 +15,12 @@ class Images:
     images: UInt8[Tensor, "n c h w"]
     labels: Int64[Tensor, " n"]
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        height, width = self.images.shape[2:]
+        return height, width
+
     def __len__(self) -> int:
         return len(self.labels)
 

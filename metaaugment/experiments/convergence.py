@@ -393,7 +393,7 @@ def study(horizons: Sequence[int], seeds: int, console: Console) -> list[Run]:
             progress.update(bar, description=f"T = {horizon}, seed {seed}, {eyes} eyes")
             runs.append(run(eyes, seed, horizon, lambda: progress.advance(bar)))
             if not console.is_terminal:
-                console.print(f"T = {horizon}, seed {seed}, {eyes} eyes: {runs[-1].seconds:.1f} s", highlight=False)
+                console.print(f"T = {horizon}, seed {seed}, {eyes} eyes: {runs[-1].seconds:.1f} s")
     return runs
 
 

@@ -147,7 +147,7 @@ class Experiment:
             "loss": partial(F.cross_entropy, reduction="none", label_smoothing=recipe.label_smoothing),
             "before": augment.in_turn(before),
             "after": augment.in_turn(after),
-            "prepare": self.prepare(),
+            "prepare": self.normalization(),
             "generator": generator,
             "space": space or recipe.space,
             "fill": data.fill,
@@ -170,7 +170,7 @@ class Experiment:
         net = network(self.recipe.network, data.num_classes, data.channels)
         return placed(net, self.recipe, self.device, self.dtype, self.layout)
 
-    def prepare(self) -> augment.Augmentation:
+    def normalization(self) -> augment.Augmentation:
         return augment.normalization(self.data.mean, self.data.std, self.device, self.layout, self.dtype)
 
 
@@ -199,7 +199,6 @@ def prepare(recipe: Recipe, place: Place, console: Console, fresh: bool = True) 
             console.print(
                 f"--policy {recipe.policy} was learned on other images than those of this run; if it has seen some of "
                 "these, the test accuracy is too good",
-                highlight=False,
                 soft_wrap=True,
             )
     elif recipe.policy is not None:
@@ -276,7 +275,7 @@ def assemble(
     torch.manual_seed(derived_seed(recipe.seed, INITIAL))
     net = network(recipe.network, data.num_classes, data.channels)
     if fresh and recipe.pretrained is not None and not load_pretrained(net, recipe.pretrained):
-        console.print(f"{recipe.pretrained}: its last layer has other classes; ours starts fresh.", highlight=False)
+        console.print(f"{recipe.pretrained}: its last layer has other classes; ours starts fresh.")
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     net = placed(net, recipe, device, dtype, layout)
     generator = torch.Generator(device).manual_seed(derived_seed(recipe.seed, DRAWS))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -54,6 +55,9 @@ class Job:
     seed: int
     epochs: int | None
     where: Where
+
+    def __str__(self) -> str:
+        return f"{self.row.recipe} {self.name}"
 
     @property
     def name(self) -> str:
@@ -110,13 +114,11 @@ class Job:
             recorded = Recipe.from_json(run_folder.read_json(file))
         except ValueError as error:
             raise ValueError(f"{file} cannot be understood: {error}; {way}") from None
+        recipe = self.recipe
         for name in (field.name for field in fields(Recipe)):
-            found, meant = getattr(recorded, name), getattr(self.recipe, name)
+            found, meant = getattr(recorded, name), getattr(recipe, name)
             if _written_alike(found) != _written_alike(meant):
-                raise ValueError(
-                    f"{self.folder} was begun with {flag(name)} {found}, but {self.row.recipe} {self.name} has "
-                    f"{meant}; {way}"
-                )
+                raise ValueError(f"{self.folder} was begun with {flag(name)} {found}, but {self} has {meant}; {way}")
 
     @property
     def waits_for(self) -> "Job | None":
@@ -140,7 +142,7 @@ class Job:
         command = shlex.join(["metaaugment", "reproduce", *what, *self.where.place.flags(), *folders])
         # A run whose result is kept is not made again.
         first = f", whose folder is gone: move {self.result} away" if self.result.exists() else ""
-        return f"{self.row.recipe} {self.name}{first}; make it with: {command}"
+        return f"{self}{first}; make it with: {command}"
 
     def start(self) -> "subprocess.Popen[bytes]":
         """The training in a process of its own, its output in a file beside the folder of the run."""
@@ -171,7 +173,7 @@ class Job:
         if number > self.side_by_side:
             write_atomically(self.beside, lambda part: part.write_text(f"{number}\n"))
 
-    def keep(self) -> None:
+    def keep(self) -> dict[str, Any]:
         """The run's result as a file of its own, and beside it its course, where there is a log to read it from."""
         result = results.read_result(self.folder / run_folder.RESULT)
         self.result.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +182,9 @@ class Job:
         if self.policy is not None:  # by its row and entry: where folders lie on this machine is nobody's business
             name = str(Path(*self.policy.parts[-2:]))
             result |= {"policy": name, "recipe": {**result.get("recipe", {}), "policy": name}}
-        run_folder.write_json(self.result, result | {"entry": self.entry.name, "side_by_side": self.side_by_side})
+        result |= {"entry": self.entry.name, "side_by_side": self.side_by_side}
+        run_folder.write_json(self.result, result)
+        return result
 
     def epochs_done(self) -> int:
         log = self.folder / LOG
@@ -244,7 +248,7 @@ class Queue:
         began = told = counted = time.monotonic()
         with Interruption() as interruption:
             try:
-                while self._begin() or self.live:
+                while self._begin():
                     time.sleep(LOOK_EVERY)
                     self._collect()
                     now = time.monotonic()
@@ -262,6 +266,7 @@ class Queue:
                 self._stop()
 
     def _begin(self) -> bool:
+        """Start as many as there may be; whether any is under way."""
         begun = False
         for job in list(self.waiting):
             if len(self.live) >= self.at_once:
@@ -280,7 +285,7 @@ class Queue:
                         raise
                     break
                 self.waiting.remove(job)
-                self._say(f"{job.row.recipe} {job.name} {what}")
+                self._say(f"{job} {what}")
                 begun = True
         if begun:
             self._note_neighbours()
@@ -296,7 +301,7 @@ class Queue:
 
     def _fail(self, job: Job, words: str) -> None:
         self.failed[job] = words
-        self._say(f"{job.row.recipe} {job.name} failed: {words}")
+        self._say(f"{job} failed: {words}")
 
     def _note_neighbours(self) -> None:
         """How many trainings there are at a time: its own, and those of others into the same folder of runs."""
@@ -322,29 +327,27 @@ class Queue:
 
     def _keep(self, job: Job) -> None:
         try:
-            job.keep()
+            result = job.keep()
         except ValueError as error:
             return self._fail(job, str(error))
         self.kept += 1
-        result = run_folder.read_json(job.result)
         accuracy = result[results.accuracy_key(result)]
-        self._say(f"{job.row.recipe} {job.name}: {accuracy:.2%}")
+        self._say(f"{job}: {accuracy:.2%}")
         for sentence in self.worries(job.folder):
-            self._say(f"{job.row.recipe} {job.name}: {sentence}")
+            self._say(f"{job}: {sentence}")
 
     def held_up(self, report: Path) -> dict[Job, str]:
         """Why those wait that wait for something else than their turn."""
         own = {job.folder for job in (*self.waiting, *self.failed)}
         why = {}
         for job in self.waiting:
-            name = f"{job.row.recipe} {job.name}"
             if job.busy:
                 why[job] = (
-                    f"{name}: another process trains into {job.folder}; the same command keeps its result once that "
+                    f"{job}: another process trains into {job.folder}; the same command keeps its result once that "
                     "one has ended"
                 )
             elif job.waits_for is not None and job.waits_for.folder not in own:
-                why[job] = f"{name} waits for the policy of {job.waits_for.made_by(report)}"
+                why[job] = f"{job} waits for the policy of {job.waits_for.made_by(report)}"
         return why
 
     def _stop(self) -> None:
@@ -356,14 +359,11 @@ class Queue:
         self._collect(stopped=True)
 
     def _tell(self) -> None:
-        states = (f"{job.name} {job.epochs_done()}/{self._epochs(job)}" for job in self.live)
+        states = (f"{job.name} {job.epochs_done()}/{job.recipe.epochs}" for job in self.live)
         self._say(f"{', '.join(states)}; {len(self.waiting)} waiting")
 
-    def _epochs(self, job: Job) -> int:
-        return job.epochs or RECIPES[job.row.recipe]().epochs
-
     def _say(self, sentence: str) -> None:
-        self.console.print(sentence, highlight=False, soft_wrap=True)
+        self.console.print(sentence, soft_wrap=True)
 
 
 def reproduce(
@@ -415,10 +415,10 @@ def reproduce(
             + (f"; {report} was not written: {unwritten}" if unwritten else "")
             + (f"; {report}" if found and not left and not unwritten else "")
             + ("" if found or left or queue.failed else f"; {where.results} holds no result"),
-            *held_up.values(), sep="\n", highlight=False, soft_wrap=True, markup=False,
+            *held_up.values(), sep="\n", soft_wrap=True, markup=False,
         )  # fmt: skip
     if queue.failed:
         job, words = next(iter(queue.failed.items()))
-        raise ValueError(f"{job.row.recipe} {job.name} failed: {words}; {job.folder}.log has all that it said")
+        raise ValueError(f"{job} failed: {words}; {job.folder}.log has all that it said")
     if unwritten is not None:
         raise unwritten

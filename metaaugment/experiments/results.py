@@ -211,24 +211,24 @@ def spread(values: Sequence[float]) -> str:
 
 
 def paper(row: str, name: str) -> str:
-    """The paper's figure, where the row is trained as the paper does."""
-    entry = _entry(row, name)
+    """The paper's figure, if it has one; also beside runs of other epochs than the paper's."""
+    entry = _entries(row).get(name)
     return entry.paper if entry is not None else ""
 
 
-def _entry(row: str, name: str) -> Entry | None:
-    found = [entry for entry in ROWS[_recipe(row)].entries if entry.name == name] if _recipe(row) in ROWS else []
-    return found[0] if found else None
-
-
 def _apart(row: str, name: str) -> bool:
-    entry = _entry(row, name)
+    entry = _entries(row).get(name)
     return name in GONE or (entry is not None and entry.apart)
 
 
 def _place(row: str, name: str) -> tuple[int, str]:
-    entries = [entry.name for entry in ROWS[_recipe(row)].entries] if _recipe(row) in ROWS else []
-    return entries.index(name) if name in entries else len(entries), name
+    names = list(_entries(row))
+    return names.index(name) if name in names else len(names), name
+
+
+def _entries(row: str) -> dict[str, Entry]:
+    """Of a row by their names; none of one that is unknown."""
+    return {entry.name: entry for entry in ROWS[_recipe(row)].entries} if _recipe(row) in ROWS else {}
 
 
 def _recipe(row: str) -> str:

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch.optim import SGD
 
-from metaaugment.data import CorruptImage, DataSet, ImageFiles
+from metaaugment.data import CorruptImage, DataSet
 from metaaugment.data.batches import Batches, Reader, on_device, once, own_part
 from metaaugment.distributed import everyone, first, highest, rank, world_size
 from metaaugment.experiments.experiment import Experiment, clipped, prepare
@@ -59,7 +59,7 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
         stack.enter_context(deterministic() if place.deterministic else contextlib.nullcontext())
         result = first(lambda: _enter(out, resumed, stack))
         if result is not None:
-            console.print(f"{out} is finished already.", highlight=False)
+            console.print(f"{out} is finished already.")
             return result
         reader = Reader(place.readers, place.corrupt == "skip")
         training = trainer(experiment, place, out, reader, watchers)
@@ -72,12 +72,11 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
             training.run()
             test = once(on_device(own_part(experiment.data.test), experiment.device), experiment.device, reader)
             with training.precision():
-                score = evaluate(experiment.network, test, experiment.prepare())
+                score = evaluate(experiment.network, test, experiment.normalization())
         except Interrupted:
             console.print(
                 f"stopped after epoch {training.epoch}, step {training.step}; nothing is lost, continue with: "
-                f"{place.command(recipe.name, out)}",
-                highlight=False,
+                f"{place.command(recipe.name, out)}"
             )
             highest(0)  # a launcher ends the others as soon as one of them has ended
             raise
@@ -212,14 +211,13 @@ def read_recipe(file: Path) -> Recipe:
 
 def _about(data: DataSet) -> dict[str, Any]:
     """What an exported policy has to know of the data, as JSON gives it back."""
-    sides = (data.val.size, data.val.size) if isinstance(data.val, ImageFiles) else data.val.images.shape[2:]
     return {
         "num_classes": data.num_classes,
         "channels": data.channels,
         "mean": list(data.mean),
         "std": list(data.std),
         "fill": list(data.fill),
-        "sides": list(sides),
+        "sides": list(data.val.sides),
     }
 
 
@@ -262,20 +260,18 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
         + (f" and {number} policy {noun} of {trainer.validation.batch} validation images" if updates else "")
         + (f", about {cost:.1f} × plain training on a GPU" if updates and known else "")
         + f"; into {out}",
-        highlight=False,
         soft_wrap=True,
     )
     if data.note:
-        console.print(data.note, highlight=False, soft_wrap=True)
+        console.print(data.note, soft_wrap=True)
     learning = recipe.epochs - recipe.random_epochs - recipe.frozen_epochs
     if recipe.learns and learning * updates < 1:
         console.print(
             f"the policy will never be updated: --every is {recipe.every}, and there are only "
-            f"{number_of('step', learning * trainer.train.steps)} to learn in; lower --every, or train longer",
-            highlight=False,
+            f"{number_of('step', learning * trainer.train.steps)} to learn in; lower --every, or train longer"
         )
     if resumed:
-        console.print(f"continuing after epoch {trainer.epoch}, step {trainer.step}", highlight=False)
+        console.print(f"continuing after epoch {trainer.epoch}, step {trainer.step}")
 
 
 def say_idle(recipe: Recipe, said: Collection[str], console: Console) -> None:
@@ -284,7 +280,7 @@ def say_idle(recipe: Recipe, said: Collection[str], console: Console) -> None:
     for why in dict.fromkeys(idle.values()):
         if names := [flag(name) for name in sorted(said) if idle.get(name) == why]:
             verb = "has" if len(names) == 1 else "have"
-            console.print(f"{', '.join(names)} {verb} no effect: {why}", highlight=False, soft_wrap=True)
+            console.print(f"{', '.join(names)} {verb} no effect: {why}", soft_wrap=True)
 
 
 def _result(
@@ -331,9 +327,7 @@ def _result(
 def conclude(result: dict[str, Any], out: Path, console: Console) -> None:
     if result["unreadable_files"]:
         skipped = number_of("image file", result["unreadable_files"])
-        console.print(
-            f"skipped {skipped} that could not be read; see {out / UNREADABLE}", highlight=False, soft_wrap=True
-        )
+        console.print(f"skipped {skipped} that could not be read; see {out / UNREADABLE}", soft_wrap=True)
     accuracy = accuracy_key(result)
     words = "test accuracy" if accuracy == "test_accuracy" else "accuracy on held-back images"
     top5 = accuracy.replace("accuracy", "top5")
@@ -341,6 +335,5 @@ def conclude(result: dict[str, Any], out: Path, console: Console) -> None:
     console.print(
         f"{words} {result[accuracy]:.2%}{further} after {number_of('epoch', result['epochs'])} in "
         f"{duration(result['seconds'])}; {out / run_folder.RESULT}",
-        highlight=False,
         soft_wrap=True,
     )

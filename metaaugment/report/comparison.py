@@ -138,7 +138,7 @@ def table(together: Sequence[Group]) -> list[Line]:
         last = [100 * values[-1] for run in runs if len(values := _finite(run.values("val_accuracy")))]
         seeds = {printable(run.recipe.get("seed", "?")) for run in runs}
         cost, why = _cost(group, together)
-        seconds = [second for run in runs if (second := _seconds(run)) == second]
+        seconds = _seconds(runs)
         lines.append(
             Line(
                 group.label,
@@ -170,18 +170,18 @@ def _short(seconds: float) -> str:
 def _cost(group: Group, together: Sequence[Group]) -> tuple[str, str]:
     """Time of an epoch as a multiple of plain training's, or a dash and its reason."""
     places = {_place(run) for run in group.runs if _place(run) is not None}
-    seconds = [second for run in group.runs if (second := _seconds(run)) == second]
+    seconds = _seconds(group.runs)
     if not seconds or len(places) != 1:
         return "–", "its machine is known when it is finished" if not places else "its runs are of different machines"
     work = {key: group.runs[0].recipe.get(key) for key in SAME_WORK}
     plain = [
         run for other in together for run in other.runs
         if run.method == "baseline" and run.recipe.get("copies", 1) == 1 and _place(run) in places
-        and {key: run.recipe.get(key) for key in SAME_WORK} == work and _seconds(run) == _seconds(run)
+        and {key: run.recipe.get(key) for key in SAME_WORK} == work and _seconds([run])
     ]  # fmt: skip
     if not plain:
         return "–", "no run with --method baseline of this recipe and machine is in the report"
-    same = [_seconds(run) for run in plain if _fingerprint(run) == _fingerprint(group.runs[0])]
+    same = _seconds([run for run in plain if _fingerprint(run) == _fingerprint(group.runs[0])])
     if not same:
         return "–", "the runs with --method baseline of this recipe and machine are of other images"
     return f"{statistics.mean(seconds) / statistics.mean(same):.2f} ×", ""
@@ -196,10 +196,10 @@ def _place(run: Run) -> str | None:
     return printable(f"{machine['hardware']}, {machine.get('threads')} threads, {result.get('precision')}")
 
 
-def _seconds(run: Run) -> float:
-    """Of an epoch: the median, for the first one warms up."""
-    seconds = _finite(run.values("seconds"))
-    return float(np.median(seconds)) if len(seconds) else math.nan
+def _seconds(runs: Sequence[Run]) -> list[float]:
+    """Of an epoch of each run that tells: the median, for the first one warms up."""
+    told = (_finite(run.values("seconds")) for run in runs)
+    return [float(np.median(seconds)) for seconds in told if len(seconds)]
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

@@ -110,5 +110,5 @@ def check(file: Path, flag: str) -> None:
 
 def save(figure: Figure, file: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, lambda part: figure.savefig(part, dpi=130, format=file.suffix[1:] or "png"))
+    write_atomically(file, lambda part: figure.savefig(part, dpi=130, format=file.suffix[1:]))
     return file

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -71,8 +71,6 @@ WORST = -1e9
 @dataclass(frozen=True)
 class Settings:
     """Search for a policy as Fast AutoAugment does: by how well plainly trained networks recognise augmented images."""
-
-    WHERE: ClassVar = ("processes", "storage")
 
     folds: int = 5
     """Splits of the training images, each with a network and a study of its own."""
@@ -233,7 +231,14 @@ def train(lab: Laboratory, settings: Settings, number: int) -> Fold:
         reader = Reader(lab.place.readers, lab.place.corrupt == "skip")
         held_out = on_device(data.val, lab.device)
         fold = Fold(
-            number, experiment.network, data, held_out, lab.device, experiment.prepare(), trainer.precision, reader
+            number,
+            experiment.network,
+            data,
+            held_out,
+            lab.device,
+            experiment.normalization(),
+            trainer.precision,
+            reader,
         )
         if (number, 0) not in _noted(lab):
             plain = fold.objective()

@@ -97,7 +97,7 @@ class Laboratory:
             raise Interrupted(self.interruption.signum)
 
     def say(self, sentence: str) -> None:
-        self.console.print(sentence, highlight=False, soft_wrap=True)
+        self.console.print(sentence, soft_wrap=True)
 
 
 def another_tenth(before: int, done: int, total: int) -> bool:

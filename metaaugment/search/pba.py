@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from metaaugment.baselines.schedule import Schedule
 from metaaugment.experiments.flags import one_of, refuse
@@ -32,8 +32,6 @@ class Settings:
     All start without augmentation. After each interval, networks of the worst quarter are replaced by ones of the best
     quarter, with their policies, which are then changed. The schedule is what the best network was trained under.
     """
-
-    WHERE: ClassVar = ("ray_workers", "address")
 
     trials: int = 16
     """Networks in the population."""

@@ -30,6 +30,7 @@ import metaaugment
 from metaaugment.data import DataSet
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
+from metaaugment.sealed import first_line
 from metaaugment.search import population
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.population import QUANTILE, RAY_FOLDER, Functions, Policy, Trial, intervals
@@ -208,7 +209,7 @@ def _connect(workers: int | None, address: str | None, variables: dict[str, str]
             logging_level=logging.CRITICAL, **here,
         )  # fmt: skip
     except (ConnectionError, TimeoutError, RuntimeError) as error:
-        why = str(error).strip().splitlines()[0].rstrip(".")
+        why = first_line(error).rstrip(".")
         if address is None:
             raise ValueError(f"Ray does not start here: {why}; leave out --ray-workers to search without it") from None
         if address == "auto":

@@ -34,8 +34,8 @@ class Kind:
     """The search of a compared system.
 
     `system` names it. `settings` is a flat dataclass of what can be set, with a method `check` that refuses what cannot
-    be; those that it names in `WHERE` decide where trials are made and nothing else. `find` is the search; `trial`
-    turns a recipe into that of a trial, where nothing else is asked for. `work` says what the rows of its folder are.
+    be. `find` is the search; `trial` turns a recipe into that of a trial, where nothing else is asked for. `work` says
+    what the rows of its folder are. `where` names the settings that decide where trials are made and nothing else.
     """
 
     system: str
@@ -43,6 +43,7 @@ class Kind:
     find: Callable[[Laboratory, Any], FoundPolicy]
     trial: Callable[[Recipe], Recipe] = lambda recipe: recipe
     work: Callable[[Sequence[Row]], str] = lambda rows: number_of("trial", len(rows))
+    where: tuple[str, ...] = ()
 
 
 def search(
@@ -66,8 +67,8 @@ def search(
     place.check()
     folder = place.folder(recipe, "searches")
     file = folder / POLICY
-    where = getattr(settings, "WHERE", ())  # names of settings that change nothing but where trials are made
-    about = {"recipe": recipe.to_json(), "settings": {k: v for k, v in asdict(settings).items() if k not in where}}
+    decisive = {name: value for name, value in asdict(settings).items() if name not in kind.where}
+    about = {"recipe": recipe.to_json(), "settings": decisive}
     data = data_of(recipe, place, console)
     if len(data.val) == 0:
         raise ValueError(f"{data.name} has no validation images, which a search judges by; hold some out")
@@ -75,7 +76,7 @@ def search(
         run_folder.new(folder, "search")
     with run_folder.locked(folder), Interruption() as interruption:
         if file.exists():
-            console.print(f"{folder} is finished already; {file}", highlight=False, soft_wrap=True)
+            console.print(f"{folder} is finished already; {file}", soft_wrap=True)
             return file
         record = about | {"data": data.fingerprint()}
         if place.resume is None:
@@ -86,12 +87,12 @@ def search(
         try:
             policy = kind.find(lab, settings)
         except Interrupted:
-            command = _command(lab, settings)
+            command = _command(kind, lab, settings)
             lab.say(f"stopped after {kind.work(lab.trials())}; nothing is lost, continue with: {command}")
             raise
         except CorruptImage as error:
             # Removed, it would make the data others than those that the search began with.
-            command = _command(replace(lab, place=replace(place, corrupt="skip")), settings)
+            command = _command(kind, replace(lab, place=replace(place, corrupt="skip")), settings)
             raise ValueError(f"{error}; leave it out and continue with: {command}") from None
         except ValueError:
             # It never began: what was wrong can be fixed, and the same folder named again.
@@ -114,9 +115,7 @@ def cost_of(lab: Laboratory) -> dict[str, Any]:
     }
 
 
-def _recorded(
-    kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Collection[str] = frozenset()
-) -> tuple[Recipe, Any]:
+def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Collection[str]) -> tuple[Recipe, Any]:
     """What a search to be resumed was begun with; what was asked for besides must agree with it."""
     folder = place.resumed("search", SEARCH)
     with _intact(folder / SEARCH):
@@ -132,7 +131,7 @@ def _recorded(
         set_then = kind.settings(**values["settings"])
         check_kinds("search", kind.settings, values["settings"])
     check_agreement(folder, recipe.anchored(), kind.trial(RECIPES[recipe.name]()), found.anchored(), said)
-    free = {name: getattr(settings, name) for name in getattr(settings, "WHERE", ())}
+    free = {name: getattr(settings, name) for name in kind.where}
     set_then = replace(set_then, **free)
     check_agreement(folder, settings, kind.settings(), set_then, said)
     return found, set_then
@@ -155,8 +154,8 @@ def _intact(file: Path) -> Iterator[None]:
         raise ValueError(f"{file} is damaged: {error}; begin another search with --out") from None
 
 
-def _command(lab: Laboratory, settings: Any) -> str:
+def _command(kind: Kind, lab: Laboratory, settings: Any) -> str:
     """What goes on with it where it was."""
-    where = flags(settings, type(settings)(), getattr(settings, "WHERE", ()))
+    where = flags(settings, type(settings)(), kind.where)
     words = ["metaaugment", "search", lab.recipe.method, lab.recipe.name, *lab.place.flags()]
     return shlex.join([*words, "--resume", str(lab.folder), *where])

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from metaaugment.sealed import first_line
+
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.storages import BaseStorage
@@ -42,7 +44,7 @@ def _storage(folder: Path, url: str | None) -> "BaseStorage":
     except Exception as error:  # of SQLAlchemy, of the driver, of the database: each has its own
         # Without what stands before the @: it may hold a password.
         where = url.split("@")[-1]
-        reason = str(error).splitlines()[0].replace(url, where)
+        reason = first_line(error).replace(url, where)
         raise ValueError(
             f"--storage {where} cannot be opened ({reason}); check that it is there, or leave it out"
         ) from None

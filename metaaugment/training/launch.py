@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from metaaugment.distributed import rank, world_size
+from metaaugment.sealed import first_line
 
 Environment = MutableMapping[str, str]
 # How long a process waits for the others: as long as the slowest of them may read, evaluate or write.
@@ -40,7 +41,7 @@ def join(environment: Environment = os.environ) -> None:
     except (RuntimeError, ValueError) as error:
         address, port = environment.get("MASTER_ADDR"), environment["MASTER_PORT"]
         raise ValueError(
-            f"process {environment['RANK']} cannot meet the others at {address}:{port} ({_short(error)}); "
+            f"process {environment['RANK']} cannot meet the others at {address}:{port} ({first_line(error)}); "
             f"start all {environment['WORLD_SIZE']} of them, as torchrun does"
         ) from None
 
@@ -179,7 +180,3 @@ def _take_leave() -> None:
         while gone < world_size() and time.monotonic() < until:
             time.sleep(0.05)
             gone = _store.add("gone", 0)
-
-
-def _short(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200]

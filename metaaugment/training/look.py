@@ -13,7 +13,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from metaaugment.data.batches import Batches, once
-from metaaugment.data.files import ImageFiles
 from metaaugment.distributed import collected, world_size
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
@@ -90,9 +89,7 @@ class Look:
         return looks
 
     def _limit(self) -> int:
-        split = self.batches.split
-        side = split.size if isinstance(split, ImageFiles) else max(split.images.shape[2:])
-        return SAMPLES["small" if side <= 64 else "large"]
+        return SAMPLES["small" if max(self.batches.split.sides) <= 64 else "large"]
 
     def _many(self, copies: int) -> int:
         """As many mini-batches as are kept, but no more than a quarter of an epoch."""

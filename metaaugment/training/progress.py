@@ -70,7 +70,6 @@ class Lines(Watcher):
         self.console.print(
             f"epoch {row['epoch']}/{trainer.epochs}  loss {loss}  validation {row['val_accuracy']:.2%}  "
             f"{row['images_per_second']:,.0f} images/s  {duration(each * (trainer.epochs - trainer.epoch))} left",
-            highlight=False,
         )
 
 
@@ -116,7 +115,7 @@ def _told(loop: Sequence[int], what: str, console: Console) -> Iterator[int]:
         now = time.monotonic()
         if now - told >= NEWS:
             told, left = now, (now - began) / done * (len(loop) - done)
-            console.print(f"{what}: {done} of {len(loop)}, {duration(left)} left", highlight=False)
+            console.print(f"{what}: {done} of {len(loop)}, {duration(left)} left")
         yield step
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class Phase:
     begin: Callable[[Learner | None], tuple[Learner, Optimizer | None]]
 
 
-class Watcher(Protocol):
+class Watcher:
     """Whoever wants to know how far a run is; what a subclass leaves out does nothing."""
 
     def began(self, trainer: "Trainer") -> None:
@@ -113,7 +113,7 @@ class Trainer:
         self.commit = continued(self.commit, commit())
         with Interruption() as interruption:
             self._start_streams()
-            self._tell("began")
+            self._tell(lambda watcher: watcher.began(self))
             try:
                 while self.epoch < self.epochs:
                     sums = self._train_epoch(interruption)
@@ -124,7 +124,7 @@ class Trainer:
                 self.checkpoints.settle()
                 self._batches.close()
                 self._validation_batches.close()
-                self._tell("ended")
+                self._tell(lambda watcher: watcher.ended(self))
 
     def _stop_if_asked(self, interruption: Interruption) -> None:
         """All processes behind the same step, whichever of them was asked."""
@@ -151,7 +151,7 @@ class Trainer:
             self._add(seen)
             self.step += 1
             self.seconds = time.perf_counter() - started
-            self._tell("stepped")
+            self._tell(lambda watcher: watcher.stepped(self))
             if self.step < self.train.steps:
                 self._stop_if_asked(interruption)
                 # Several processes would have to agree on it, and their epochs are the shorter for it.
@@ -194,7 +194,7 @@ class Trainer:
         self.log.append(row)
         if self.checkpoints.due or self.epoch == self.epochs or self._phase(self.epoch) is not phase:
             self.save()
-        self._tell("ended_epoch", row)
+        self._tell(lambda watcher: watcher.ended_epoch(self, row))
 
     def _looked(self, epoch: int) -> Row:
         """What the policy does after an epoch: p, and how far the weights of a mini-batch spread."""
@@ -323,9 +323,9 @@ class Trainer:
         if self.learner.generator is not None:
             self.learner.generator.set_state(state["generators"]["learner"])
 
-    def _tell(self, event: str, *news: object) -> None:
+    def _tell(self, news: Callable[[Watcher], None]) -> None:
         for watcher in self.watchers:
-            getattr(watcher, event)(self, *news)
+            news(watcher)
 
 
 def _set_rate(optimizer: Optimizer, rate: float) -> None:
@@ -352,16 +352,17 @@ def check_identity(file: Path, found: Mapping[str, Any], wanted: Mapping[str, An
     """
     moved = {"policy"} if found.get("policy_sha256") is not None else set[str]()
     for key in sorted((found.keys() & wanted.keys()) - moved):
-        if key == "data" and found.get(key) != wanted.get(key):
+        if found[key] == wanted[key]:
+            continue
+        if key == "data":
             raise ValueError(
                 f"{file} is of a run on other data: images were added, removed or changed since; "
                 "put them back, or begin another run with --out"
             )
-        if found.get(key) != wanted.get(key):
-            raise ValueError(
-                f"{file} is of another run: its {key} is {_said(found.get(key))}, not {_said(wanted.get(key))}; "
-                "continue it with the settings it began with, or begin another run with --out"
-            )
+        raise ValueError(
+            f"{file} is of another run: its {key} is {_said(found[key])}, not {_said(wanted[key])}; "
+            "continue it with the settings it began with, or begin another run with --out"
+        )
 
 
 def _said(value: object) -> str:
