@@ -305,7 +305,11 @@ def trainer_of(name: str, args: Sequence[str]) -> Callable[..., None]:
 
 
 def reproduce(
-    names: Annotated[tuple[str, ...], Positional, arg(help="Tables, rows, comparisons.", metavar="NAME")] = (),
+    names: Annotated[
+        tuple[str, ...],
+        Positional,
+        arg(help="Tables, rows, comparisons.", metavar="NAME", help_behavior_hint="(default: none)"),
+    ] = (),
     seeds: Annotated[int, arg(help="Runs of each entry.")] = 5,
     budget: Annotated[str | None, option("Stop after this long (90s, 25m, 2h); rerun the command to continue.")] = None,
     epochs: Annotated[int | None, option("Override the epochs; such results are kept separate.")] = None,

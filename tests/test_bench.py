@@ -8,6 +8,8 @@ import pytest
 
 from metaaugment.bench import ops, record, step, transfer
 
+from commands import program
+
 
 def test_a_slow_moment_of_the_machine_meets_all_and_changes_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock of our own: 2 and 5 seconds a call, 100 more at the first, and ten times as many in two rounds."""
@@ -56,3 +58,13 @@ def test_transfer_compares_with_a_plain_step(tmp_path: Path) -> None:
     figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
     assert [figure["step"] for figure in figures] == ["plain", "under the policy", "under p alone"]
     assert figures[0]["over_plain"] == 1
+
+
+@pytest.mark.parametrize("bench", ["ops", "step", "transfer"])
+def test_figures_of_another_bench_are_not_written_over(
+    bench: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "figures.json").write_text("of another")
+    assert program("bench", bench, "--out", tmp_path / "figures.json") == 2
+    assert "figures.json, which exists already; choose another name" in capsys.readouterr().err
+    assert (tmp_path / "figures.json").read_text() == "of another"

@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 from metaaugment.bench import pillow
-from metaaugment.bench.record import by_turns, write
+from metaaugment.bench.record import by_turns, check_new, write
 from metaaugment.ops import OPS, PAPER_OPS, find_space
 from metaaugment.training.machine import choose_device
 from metaaugment.transformation import Transformation, apply
@@ -44,6 +44,7 @@ class Figure:
 
 def run(seconds: float, device: str | None, out: Path | None) -> None:
     """Measure, print the table, and write the figures where asked."""
+    check_new(out)
     device = choose_device(device)
     console = Console()
     figures, absent = [], libraries()[1]

@@ -41,6 +41,12 @@ def by_turns(calls: Mapping[Name, Callable[[], object]], seconds: float, device:
     return {name: statistics.median(one[name] for one in rounds) for name in calls}
 
 
+def check_new(file: Path | None) -> None:
+    """Ahead of minutes of measuring: refuse to write over the figures of another bench."""
+    if file is not None and file.exists():
+        raise ValueError(f"--out is {file}, which exists already; choose another name, or remove it")
+
+
 def write(file: Path | None, device: str, figures: Sequence[Any], **more: object) -> None:
     """Figures with what they were measured on, as JSON, if a file is named."""
     if file is None:

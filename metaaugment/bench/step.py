@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from metaaugment.bench.record import by_turns, write
+from metaaugment.bench.record import by_turns, check_new, write
 from metaaugment.capture import CapturedStep
 from metaaugment.features import feature_dim
 from metaaugment.learner import Learner
@@ -64,6 +64,7 @@ def variants(captured: bool) -> list[Variant]:
 
 
 def run(names: tuple[str, ...], batch: int, seconds: float, device: str | None, out: Path | None) -> None:
+    check_new(out)
     device = choose_device(device)
     console, figures = Console(), []
     for name in names or (("wrn-40-2", "wrn-28-10") if device == "cuda" else ("small-cnn",)):

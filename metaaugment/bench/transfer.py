@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import nn
 
 from metaaugment.bench import step
-from metaaugment.bench.record import by_turns, write
+from metaaugment.bench.record import by_turns, check_new, write
 from metaaugment.capture import CapturedStep
 from metaaugment.embedding import K
 from metaaugment.features import feature_dim
@@ -37,6 +37,7 @@ class Figure:
 
 
 def run(batch: int, seconds: float, device: str | None, out: Path | None) -> None:
+    check_new(out)
     device = choose_device(device)
     console, figures = Console(), []
     for name, eyes in PAIRS[device]:

@@ -206,7 +206,7 @@ def read_recipe(file: Path) -> Recipe:
     try:
         return Recipe.from_json(values)
     except ValueError as error:
-        raise ValueError(f"{file} is damaged: {error}; begin another run with --out") from None
+        raise ValueError(f"{file} cannot be understood: {error}; begin another run with --out") from None
 
 
 def _about(data: DataSet) -> dict[str, Any]:
