@@ -325,8 +325,9 @@ def reproduce(
 
     Without names, the report is rebuilt from the results that exist.
     """
+    from metaaugment.experiments.jobs import Where
     from metaaugment.experiments.place import Place
-    from metaaugment.experiments.reproduce import Where, reproduce
+    from metaaugment.experiments.reproduce import reproduce
     from metaaugment.experiments.tables import find_rows
 
     where = Where(runs, results, Place(data=data, device=device))

@@ -4,11 +4,13 @@ import io
 import json
 import os
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,16 @@ import pytest
 from rich.console import Console
 
 from metaaugment import cli
+from metaaugment.experiments import jobs as working
 from metaaugment.experiments import reproduce as reproducing
 from metaaugment.experiments import results, run
 from metaaugment.experiments.flags import flags
+from metaaugment.experiments.jobs import Job, Search, Where, folder_name
 from metaaugment.experiments.methods import METHODS
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.reproduce import Job, Queue, Where, folder_name, planned, seconds_of
+from metaaugment.experiments.reproduce import Queue, planned, seconds_of
 from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry, Row, find_rows
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted
@@ -75,7 +79,7 @@ def test_the_papers_figures(row: str, entry: str, figure: str) -> None:
 def test_a_policy_published_for_other_data_has_no_figure_of_the_papers() -> None:
     names = {entry.name: entry.paper for entry in ROWS["omniglot-wrn-40-2"].entries}
     assert names["faa-svhn"] == names["pba-svhn"] == ""
-    assert "faa" not in names
+    assert names["faa"] == "88.72"  # of a search
 
 
 def test_every_method_is_in_every_row() -> None:
@@ -337,8 +341,15 @@ def reproduce_digits(folder: Path, report: Path, console: Console, seeds: int) -
     )  # fmt: skip
 
 
+def runs_of(*arguments: Any) -> list[Job]:
+    """Those planned, none of which needs a search."""
+    work = planned(*arguments)
+    assert all(isinstance(one, Job) for one in work)
+    return work  # type: ignore[return-value]
+
+
 def jobs(folder: Path, number: int) -> list[Job]:
-    return planned(find_rows(("digits",)), number, None, ["baseline"], where(folder))
+    return runs_of(find_rows(("digits",)), number, None, ["baseline"], where(folder))
 
 
 def test_results_are_kept_with_how_many_ran_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -619,7 +630,7 @@ def test_a_run_under_a_policy_waits_for_it(tmp_path: Path, monkeypatch: pytest.M
             exported.append((file, half))
             file.write_text("policy")
 
-    monkeypatch.setattr(reproducing, "learned_policy", lambda folder: Policy())
+    monkeypatch.setattr(working, "learned_policy", lambda folder: Policy())
     stand_in(monkeypatch)
     row = ROWS["omniglot-wrn-40-2"]
     wanted = [entry for entry in row.entries if entry.name in ("metaaugment-fast", "transfer-wrn-40-2")]
@@ -686,6 +697,51 @@ def test_a_run_whose_policy_never_comes_says_whose_it_is_and_what_makes_it(
     source.result.unlink(missing_ok=True)
     assert [job.folder for job in planned(rows, seeds, epochs, entries, there)] == [source.folder]
     assert (there, named) == (here, report)
+
+
+def test_a_policy_is_searched_for_once_and_then_trained_under(tmp_path: Path) -> None:
+    entry = Entry("dada", {"method": "dada", "per_class": 10}, search=("--epochs", "1", "--per-class", "10"))
+    row, here, said = replace(ROWS["digits"], entries=(entry,)), where(tmp_path), io.StringIO()
+    first, second, search = planned([row], 2, 1, [], here)
+    assert (first.name, second.name, search.name) == ("dada-seed0", "dada-seed1", "dada-search")
+    assert isinstance(first, Job)
+    assert not first.ready()
+    reproducing.reproduce([row], 2, None, 1, [], 1, here, tmp_path / "R.md", Console(file=said, soft_wrap=True))
+    found = tmp_path / "results" / "searches" / "digits-1-epochs-dada.json"
+    told = said.getvalue().splitlines()
+    assert told[:3] == ["digits dada-search begins", f"digits dada-search: a policy is found; {found}",
+                        "digits dada-seed0 begins"]  # fmt: skip
+    assert told[-1].startswith("2 runs finished")
+    assert json.loads(found.read_text())["search"]["cost"]["trials"] == 1
+    for job in (first, second):
+        assert isinstance(job, Job)
+        assert json.loads(job.result.read_text())["policy"] == "searches/digits-1-epochs-dada.json"
+    shutil.rmtree(tmp_path / "runs")
+    second.result.unlink()
+    (again,) = planned([row], 2, 1, [], here)  # the policy is kept with the results
+    assert again.ready()
+
+
+def test_a_search_goes_on_and_one_that_failed_holds_up_its_runs(tmp_path: Path) -> None:
+    """By the words of its command; the run says nothing of its own, as the same command tries again."""
+    entry = Entry("faa", {"method": "faa"}, search=("--folds", "0"))
+    row, here, said = replace(ROWS["digits"], entries=(entry,)), where(tmp_path), io.StringIO()
+    with pytest.raises(ValueError, match=r"faa-search failed: .*--folds is 0; it must be"):
+        reproducing.reproduce([row], 1, None, 1, [], 1, here, tmp_path / "R.md", Console(file=said, soft_wrap=True))
+    assert "1 failed, 1 left: run the same command to continue" in said.getvalue()
+    search = Search(row, entry, 1, here)
+    assert search.words() == [
+        "search", "faa", "digits", "--device", "cpu", "--out", str(search.folder), "--folds", "0",
+    ]  # fmt: skip
+    assert search.progress() == "0 trials"
+    search.folder.mkdir(parents=True)
+    (search.folder / "search.json").touch()
+    assert search.words() == ["search", "faa", "digits", "--device", "cpu", "--resume", str(search.folder)]
+    (search.folder / "policy.json").write_text("{}")
+    queue = Queue([search], 1, QUIET)
+    queue.run(None)
+    assert "system" in queue.failed[search]  # what is no policy is not kept
+    assert not search.makes.exists()
 
 
 def test_digits_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

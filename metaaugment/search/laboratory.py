@@ -19,12 +19,12 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.learner import Learner
 from metaaugment.training import folder as run_folder
+from metaaugment.training.folder import TRIALS
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Row
 from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Phase, Trainer
 
-TRIALS = "trials.jsonl"
 # Makes the learner of a trial, and the optimizer of what it learns besides the network.
 MakeLearner = Callable[[Experiment], tuple[Learner, Optimizer | None]]
 

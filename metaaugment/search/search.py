@@ -19,14 +19,12 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe, check_kinds
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training import folder as run_folder
-from metaaugment.training.folder import SEARCH
+from metaaugment.training.folder import POLICY, SEARCH
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Row
 from metaaugment.training.machine import commit, machine
 from metaaugment.training.progress import duration, number_of
 from metaaugment.training.trainer import check_identity
-
-POLICY = "policy.json"
 
 
 @dataclass(frozen=True)

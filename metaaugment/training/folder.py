@@ -13,7 +13,8 @@ from typing import Any, TypeGuard
 from metaaugment.sealed import write_atomically
 
 MAX_NUMBER = 1e100
-RECIPE, RESULT, DIAGNOSIS, SEARCH, LOCK = "recipe.json", "result.json", "diagnosis.json", "search.json", ".lock"
+RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"  # of a run
+SEARCH, TRIALS, POLICY = "search.json", "trials.jsonl", "policy.json"  # of a search
 BEGINNINGS = (LOCK, f".{RECIPE}.part", f".{SEARCH}.part")  # what is there before the recipe is
 
 

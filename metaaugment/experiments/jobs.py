@@ -1,0 +1,298 @@
+"""What a reproduction is made of: runs of a table's entries, and searches for the policies that some of them need.
+
+Each is the work of a process of its own, in a folder of its own, where it can be gone on with.
+"""
+
+import contextlib
+import shlex
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from metaaugment.baselines import published
+from metaaugment.experiments import results
+from metaaugment.experiments.export import learned_policy
+from metaaugment.experiments.flags import flag, flags
+from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.experiments.tables import ROWS, Entry, Row
+from metaaugment.sealed import write_atomically
+from metaaugment.training import folder as run_folder
+from metaaugment.training.log import LOG
+
+
+@dataclass(frozen=True)
+class Where:
+    """Folders of a reproduction: of the runs, which it goes on from, and of the results, which are kept."""
+
+    runs: Path
+    results: Path
+    place: Place
+
+
+class Work(ABC):
+    """What a process does in a folder."""
+
+    row: Row
+    epochs: int | None
+    where: Where
+    record: str  # the file that it begins with
+    outcome: str  # the file that it ends with
+
+    def __str__(self) -> str:
+        return f"{self.row.recipe} {self.name}"
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Of its folder, among those of its row."""
+
+    @abstractmethod
+    def words(self) -> list[str]:
+        """What the program is called with."""
+
+    @property
+    @abstractmethod
+    def makes(self) -> Path:
+        """The file of the policy that it learns or finds."""
+
+    @abstractmethod
+    def export(self) -> None:
+        """Write that file, once it is finished."""
+
+    @abstractmethod
+    def keep(self) -> str:
+        """Put what it came to among the results; what there is to say of it."""
+
+    @abstractmethod
+    def progress(self) -> str:
+        """How far it is."""
+
+    @abstractmethod
+    def made_by(self, report: Path) -> str:
+        """Its name and the command that makes it."""
+
+    def ready(self) -> bool:
+        """Whether what it needs is there."""
+        return True
+
+    @property
+    def folder(self) -> Path:
+        return self.where.runs / folder_name(self.row, self.epochs) / self.name
+
+    @property
+    def begun(self) -> bool:
+        return (self.folder / self.record).exists()
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / self.outcome).exists()
+
+    @property
+    def busy(self) -> bool:
+        """Whether another process works in its folder, as one does whose `reproduce` was killed."""
+        return run_folder.is_locked(self.folder)
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Its process, with its output in a file beside the folder."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with (self.folder.parent / f"{self.name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "metaaugment", *self.words()],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def last_words(self, status: int) -> str:
+        """What it said last; of a process that was killed, by what."""
+        if status < 0:
+            return f"killed by signal {-status}, as happens when memory is short; the same command continues it"
+        lines = (self.folder.parent / f"{self.name}.log").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    @property
+    def beside(self) -> Path:
+        """The file of how many processes there were at a time, at most; one that goes on later has it from there."""
+        return self.folder.parent / f"{self.name}.beside"
+
+    @property
+    def side_by_side(self) -> int:
+        text = self.beside.read_text(errors="replace").strip() if self.beside.exists() else ""
+        return int(text) if text.isdecimal() else 1
+
+    def shares(self, number: int) -> None:
+        """Note that it is one of so many."""
+        if number > self.side_by_side:
+            write_atomically(self.beside, lambda part: part.write_text(f"{number}\n"))
+
+
+@dataclass(frozen=True, eq=False)
+class Job(Work):
+    """One run of an entry."""
+
+    row: Row
+    entry: Entry
+    seed: int
+    epochs: int | None
+    where: Where
+
+    record, outcome = run_folder.RECIPE, run_folder.RESULT
+
+    @property
+    def name(self) -> str:
+        return f"{self.entry.name}-seed{self.seed}"
+
+    @property
+    def result(self) -> Path:
+        return self.where.results / folder_name(self.row, self.epochs) / f"{self.name}.json"
+
+    @property
+    def source(self) -> "Work | None":
+        """What finds or learns the policy that it is trained under."""
+        if self.entry.search is not None:
+            return Search(self.row, self.entry, self.epochs, self.where)
+        if self.entry.under is None:
+            return None
+        row = ROWS[self.entry.under[0]]
+        (entry,) = (entry for entry in row.entries if entry.name == self.entry.under[1])
+        return Job(row, entry, 0, self.epochs, self.where)
+
+    @property
+    def policy(self) -> Path | None:
+        """The file of that policy."""
+        return self.source and self.source.makes
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.row.run(self.entry, self.seed, self.epochs, self.policy)
+
+    def check(self) -> None:
+        """Refuse a folder that holds another run than this one."""
+        if not self.begun and not self.finished:
+            return
+        file = self.folder / run_folder.RECIPE
+        way = "move the folder away, or choose another --runs"
+        if not self.begun:
+            raise ValueError(f"{self.folder} has a result, but no {run_folder.RECIPE} that says of what; {way}")
+        try:
+            recorded = Recipe.from_json(run_folder.read_json(file))
+        except ValueError as error:
+            raise ValueError(f"{file} cannot be understood: {error}; {way}") from None
+        recipe = self.recipe
+        for name in (field.name for field in fields(Recipe)):
+            found, meant = getattr(recorded, name), getattr(recipe, name)
+            if _written_alike(found) != _written_alike(meant):
+                raise ValueError(f"{self.folder} was begun with {flag(name)} {found}, but {self} has {meant}; {way}")
+
+    @property
+    def waits_for(self) -> "Work | None":
+        """What must be finished before it can begin."""
+        source = self.source
+        return None if source is None or source.makes.exists() or source.finished else source
+
+    def ready(self) -> bool:
+        """Whether what it needs is there; a policy is exported as soon as what makes it is finished."""
+        if self.waits_for is not None:
+            return False
+        if self.source is not None and not self.source.makes.exists():
+            self.source.export()
+        return True
+
+    def words(self) -> list[str]:
+        recipe = self.recipe
+        if self.begun:  # with where its policy lies now, as folders may have been moved
+            more = ["--resume", str(self.folder), *(["--policy", str(self.policy)] if self.policy else [])]
+        else:
+            more = ["--out", str(self.folder), *flags(recipe, RECIPES[recipe.name]())]
+        return ["train", recipe.name, *self.where.place.flags(), *more]
+
+    @property
+    def makes(self) -> Path:
+        return self.folder.with_name(f"{self.entry.name}.safetensors")
+
+    def export(self) -> None:
+        learned_policy(self.folder).save(self.makes, half=True)
+
+    def keep(self) -> str:
+        """Its result as a file of its own, and beside it its course, where there is a log to read it from."""
+        result = results.read_result(self.folder / run_folder.RESULT)
+        self.result.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError, ValueError):
+            results.write_course(results.course(self.folder / LOG), results.course_file(self.result))
+        if self.policy is not None:  # by its row and entry: where folders lie on this machine is nobody's business
+            name = str(Path(*self.policy.parts[-2:]))
+            result |= {"policy": name, "recipe": {**result.get("recipe", {}), "policy": name}}
+        result |= {"entry": self.entry.name, "side_by_side": self.side_by_side}
+        run_folder.write_json(self.result, result)
+        return f"{result[results.accuracy_key(result)]:.2%}"
+
+    def progress(self) -> str:
+        return f"{_lines(self.folder / LOG)}/{self.recipe.epochs}"
+
+    def made_by(self, report: Path) -> str:
+        epochs = [] if self.epochs is None else ["--epochs", str(self.epochs)]
+        folders = ["--runs", str(self.where.runs), "--results", str(self.where.results), "--report", str(report)]
+        what = [self.row.recipe, "--methods", self.entry.name, "--seeds", str(self.seed + 1), *epochs]
+        command = shlex.join(["metaaugment", "reproduce", *what, *self.where.place.flags(), *folders])
+        # A run whose result is kept is not made again.
+        first = f", whose folder is gone: move {self.result} away" if self.result.exists() else ""
+        return f"{self}{first}; make it with: {command}"
+
+
+@dataclass(frozen=True, eq=False)
+class Search(Work):
+    """The search of an entry's system for a policy, one for all seeds."""
+
+    row: Row
+    entry: Entry
+    epochs: int | None
+    where: Where
+
+    record, outcome = run_folder.SEARCH, run_folder.POLICY
+
+    @property
+    def name(self) -> str:
+        return f"{self.entry.name}-search"
+
+    @property
+    def makes(self) -> Path:
+        """Among the results: it also says what the search cost."""
+        return self.where.results / "searches" / f"{folder_name(self.row, self.epochs)}-{self.entry.name}.json"
+
+    def words(self) -> list[str]:
+        folder = ["--resume" if self.begun else "--out", str(self.folder)]
+        more: Iterable[str] = () if self.begun else self.entry.search or ()
+        return ["search", self.entry.changes["method"], self.row.recipe, *self.where.place.flags(), *folder, *more]
+
+    def export(self) -> None:
+        found = (self.folder / run_folder.POLICY).read_bytes()
+        self.makes.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.makes, lambda part: part.write_bytes(found))
+
+    def keep(self) -> str:
+        published.find(self.folder / run_folder.POLICY)  # or refuse what is none
+        self.export()
+        return f"a policy is found; {self.makes}"
+
+    def progress(self) -> str:
+        return f"{_lines(self.folder / run_folder.TRIALS)} trials"
+
+    def made_by(self, report: Path) -> str:
+        return f"{self}; make it with: {shlex.join(['metaaugment', *self.words()])}"
+
+
+def _lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def _written_alike(value: object) -> object:
+    """Of a policy its row and entry, which mean the same where folders were moved or are named from elsewhere."""
+    return value.parts[-2:] if isinstance(value, Path) else value
+
+
+def folder_name(row: Row, epochs: int | None) -> str:
+    """With the number of epochs where it is not the recipe's: such figures must not stand among the paper's."""
+    return row.recipe if epochs in (None, RECIPES[row.recipe]().epochs) else f"{row.recipe}-{epochs}-epochs"
