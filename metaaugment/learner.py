@@ -244,6 +244,8 @@ class Learner:
         if self.route is ROUTES["difference"] and "repeatable" not in self._checked:
             self._check_repeatable(seen)
         seen.alignment = self.alignment(seen, v)  # s = J v
+        if self.extractor is not None:
+            refuse_reentrant(seen.outputs)
         learned = self.policy_parameters()
         gradients = filled(torch.autograd.grad(self._outer_loss(seen), learned, allow_unused=True), learned)
         add_up(gradients)
@@ -295,7 +297,7 @@ class Learner:
         """One whole iteration; on steps that are due it takes the next validation batch."""
         if "optimizers" not in self._checked:
             self.check_optimizers(task_optimizer, policy_optimizer)
-            self._checked.add("optimizers")
+            self._checked |= {"optimizers"} if policy_optimizer is not None else set()
         seen = self.observe(images, labels)
         if self.due:
             if policy_optimizer is None or validation_batches is None:
@@ -368,9 +370,7 @@ class Learner:
 
     def _inner_gradient(self, seen: Observation, retain_graph: bool) -> tuple[list[Tensor | None], list[Tensor]]:
         """∇ Σ V_i L_i at w: this process's part, None for parameters that have none, and the sum over all processes."""
-        if "graph" not in self._checked:
-            refuse_reentrant(seen.losses)
-            self._checked.add("graph")
+        refuse_reentrant(seen.losses)
         try:
             own = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph)
         except RuntimeError as error:
@@ -408,7 +408,7 @@ class Learner:
                 raise ValueError(
                     f"the policy gives {tuple(outputs.shape)} for {len(t)} samples; it must give one number each"
                 )
-            if self._looked_at("outputs"):
+            if not hasattr(self.policy, "normalize") and self._looked_at("outputs"):
                 check_outputs(outputs)
                 self._checked.add("outputs")
             return outputs, weigh(self.policy, outputs)
@@ -517,16 +517,17 @@ class Learner:
         return self.device.type != "cuda" or what not in self._checked
 
     def check_optimizers(self, task: Optimizer, policy: Optimizer | None) -> None:
-        """Refuse optimizers in the wrong order, or of something else."""
-        wanted = [("task", task, "the network", list(self.parameters.values()))]
-        if policy is not None:
-            wanted.append(("policy", policy, "learner.policy_parameters()", self.policy_parameters()))
-        for name, optimizer, whose, parameters in wanted:
-            theirs = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            if theirs.isdisjoint(map(id, parameters)):
+        """Refuse those in the wrong order. What neither has, master copies for one, says nothing."""
+        own = [] if self.extractor is None else self.extractor.parameters()
+        w = {id(parameter) for parameter in bare(self.network).parameters()}
+        theta = {id(parameter) for parameter in (*self.policy.parameters(), *own, self.alpha)}
+        for name, optimizer, mine, others in (("task", task, w, theta), ("policy", policy, theta, w)):
+            groups = getattr(optimizer, "param_groups", ())
+            has = {id(parameter) for group in groups for parameter in group["params"]}
+            if has & others and not has & mine:
                 raise ValueError(
-                    f"the {name} optimizer has no parameter of {whose}; the optimizer of the task network comes first, "
-                    "then that of the policy"
+                    f"the {name} optimizer has the parameters of the other one; that of the task network comes first, "
+                    "then that of learner.policy_parameters()"
                 )
 
     def _check_parts(self) -> None:

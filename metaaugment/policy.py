@@ -294,6 +294,8 @@ def build(
     if name not in POLICIES:
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(POLICIES)}")
     wrapper, head, kind = POLICIES[name]
+    if kind == "label-policy" and num_classes is None:
+        raise ValueError(f"{name} looks at labels; say with num_classes= how many classes there are")
     classes = {"num_classes": num_classes} if kind == "label-policy" else {}
     policy = KINDS[kind](feature_dim, hidden, HEADS[head], **classes)
     sharp = {"sharpness": sharpness} if wrapper == "regressing-" else {}

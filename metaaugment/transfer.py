@@ -6,7 +6,7 @@ by the policy network, which sees them through the network it was learned with; 
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from os import PathLike
@@ -263,6 +263,8 @@ class LearnedPolicy:
             mean, std: of the learner's `prepare`, a channel, for pixels in [0, 1].
             size: of the images: a side, or height and width.
         """
+        if not all(isinstance(values, Iterable) for values in (mean, std)):
+            raise ValueError(f"mean is {mean!r} and std {std!r}; give a number of each for each channel")
         if isinstance(learner.policy, Judge):
             raise ValueError("the learner trains under a policy from a file, and learns none; copy that file")
         seen_through = plain(learner.network if learner.extractor is None else learner.extractor)
@@ -292,7 +294,10 @@ class LearnedPolicy:
             if network_name is None:
                 raise
             raise ValueError(f"the learner's network is no {network_name}: {error}; None stands for your own") from None
-        return cls(p, source, policy, extractor, provenance)
+        found = cls(p, source, policy, extractor, provenance)
+        assert found.eyes is not None
+        found.eyes.view(torch.zeros(1, source.channels, *source.size, dtype=torch.uint8, device=found.device))
+        return found
 
     def digest(self) -> str:
         """SHA-256 of all that it augments and weighs by."""
@@ -349,21 +354,29 @@ def _probabilities_of(sampler: object) -> Tensor:
 def _check_normalization(learner: Learner, source: Source) -> None:
     """Refuse another mean and deviation than those of `prepare`, by what it makes of black and of white images.
 
-    Of most of their pixels: it may pad, or cut. One that takes no such images cannot be told anything about.
+    Of most of their pixels: it may pad, or cut. It may also be one for images in [0, 1].
     """
     levels = torch.tensor([0, 255], dtype=torch.uint8)
-    images = levels.view(2, 1, 1, 1).expand(2, source.channels, *source.size).to(learner.device)
-    try:
-        with torch.no_grad():
-            prepared = learner.prepare(images).flatten(2).double().median(2).values.cpu()
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return
     mean, std = torch.tensor([source.mean, source.std], dtype=torch.float64)
     meant = (levels[:, None] / 255 - mean) / std
-    if prepared.shape == meant.shape and not torch.allclose(prepared, meant, rtol=0.02, atol=0.02):
+
+    def prepared(images: Tensor) -> Tensor | None:
+        """None where it does not take them: then nothing is known of it."""
+        images = images.view(2, 1, 1, 1).expand(2, source.channels, *source.size).to(learner.device)
+        try:
+            found = learner.prepare(images).flatten(2).double().median(2).values.cpu()
+        except Exception:
+            return None
+        return found if found.shape == meant.shape else None
+
+    devices = [learner.device] if learner.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):  # training may go on afterwards
+        found, of_floats = prepared(levels), prepared(levels / 255)
+    alike = [one for one in (found, of_floats) if one is not None and torch.allclose(one, meant, rtol=0.02, atol=0.02)]
+    if found is not None and not alike:
         raise ValueError(
             f"mean is {source.mean} and std {source.std}, which make {_rounded(meant)} of black and white, but the "
-            f"learner's prepare makes {_rounded(prepared)}; give those that it normalises by"
+            f"learner's prepare makes {_rounded(found)}; give those that it normalises by"
         )
 
 

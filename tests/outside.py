@@ -384,7 +384,7 @@ def unpack_it(folder: Path) -> None:
 def go_on_searching(folder: Path) -> None:
     kind, place = SEARCHES["dada"], replace(HERE, resume=folder)
     recipe = replace(kind.trial(RECIPES["digits"]()), method="dada")
-    found, settings = searching._recorded(kind, recipe, kind.settings(), place)
+    found, settings = searching._recorded(kind, recipe, kind.settings(), place, frozenset())
     found.check()
     settings.check()
     about = read_json(folder / "search.json")

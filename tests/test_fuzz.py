@@ -272,7 +272,7 @@ def test_settings_of_a_search_are_of_their_kinds(settings: dict[str, Any], tmp_p
     about = {"recipe": recipe.to_json(), "settings": {**asdict(kind.settings()), **settings}, "data": "0"}
     (tmp_path / "search.json").write_text(json.dumps(about))
     with pytest.raises(ValueError, match=rf"search\.json is damaged: the search field '{next(iter(settings))}'"):
-        searching._recorded(kind, recipe, kind.settings(), replace(HERE, resume=tmp_path))
+        searching._recorded(kind, recipe, kind.settings(), replace(HERE, resume=tmp_path), frozenset())
 
 
 def test_levels_have_a_most_that_can_be_divided_by(tmp_path: Path) -> None:

@@ -534,6 +534,21 @@ def test_the_policy_learns_from_batches_of_unknown_number(endless: bool) -> None
 
 
 @pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
+def test_a_second_fit_begins_a_stream_again_that_ends_before_its_length() -> None:
+    library("lightning.pytorch")
+
+    class Short(list[Any]):
+        def __len__(self) -> int:
+            return super().__len__() + STEPS
+
+    batches = Short(itertools.islice(loaders()[1], 1))
+    module = joint_module(policy_dataloader=lambda self: batches)
+    for _ in range(2):
+        trainer(1, limit_val_batches=0).fit(module, loaders()[0])
+    assert module.learner.steps == 2 * STEPS
+
+
+@pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
 def test_what_joint_training_refuses_in_lightning() -> None:
     library("lightning.pytorch")
     train, validation = loaders()
@@ -559,7 +574,7 @@ def test_what_joint_training_refuses_in_lightning() -> None:
         self.learner, task, policy = parts(self.network)
         return policy, task
 
-    with pytest.raises(ValueError, match="the task optimizer has no parameter of the network"):
+    with pytest.raises(ValueError, match="the task optimizer has the parameters of the other one"):
         trainer(1).fit(joint_module(configure_optimizers=swapped), train, validation)
     with pytest.raises(ValueError, match="their loader is empty"):
         trainer(1, limit_val_batches=0).fit(joint_module(policy_dataloader=lambda self: []), train)

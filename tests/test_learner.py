@@ -746,6 +746,14 @@ def test_reentrant_checkpoints_are_refused(lagged: bool) -> None:
     for _ in range(2):  # not only once
         with pytest.raises(ValueError, match=r"use_reentrant=True, and Eq\. 2 would miss"):
             joint.policy_backward(joint.observe(*data()), *data())
+    later = learner(Saving(False), lagged=lagged, every=1)
+    later.step(*data(), *optimizers(later), itertools.repeat(data()))
+    later.network.reentrant = True  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="use_reentrant=True"):
+        later.policy_backward(later.observe(*data()), *data())
+    eyes = learner(extractor=Saving(True), lagged=lagged)
+    with pytest.raises(ValueError, match="use_reentrant=True"):
+        eyes.policy_backward(eyes.observe(*data()), *data())
     joint = learner(Saving(False), lagged=lagged)
     before = state(joint.network)
     joint.step(*data(), *optimizers(joint), itertools.repeat(data()))
@@ -766,17 +774,49 @@ def test_outputs_below_zero_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the policy gives -\S+ for a sample; outputs must be positive"):
         learner(policy=Linear()).observe(*data())
 
+    class Softmax(Linear):
+        def normalize(self, outputs: Tensor) -> Tensor:
+            return outputs.softmax(0)
+
+    assert (learner(policy=Softmax()).observe(*data()).weights > 0).all()
+
 
 def test_optimizers_in_the_wrong_order_are_refused() -> None:
     joint = learner()
     task, policy = optimizers(joint)
     batches = itertools.repeat(data())
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"the task optimizer has no parameter of the network; .* comes first"):
+        with pytest.raises(ValueError, match=r"the task optimizer has the parameters of the other one; .* comes first"):
             joint.step(*data(), policy, task, batches)
-    other = torch.optim.SGD(small().parameters(), 0.1)
-    with pytest.raises(ValueError, match=r"the policy optimizer has no parameter of learner\.policy_parameters"):
-        joint.step(*data(), task, other, batches)
+    joint.every = 2
+    joint.step(*data(), task)  # its policy comes later
+    with pytest.raises(ValueError, match=r"the policy optimizer has the parameters of the other one"):
+        joint.step(*data(), task, task, batches)
+    joint.step(*data(), task, policy, batches)
+
+
+def test_optimizers_of_other_kinds_are_none_of_our_business() -> None:
+    """Of weights that were replaced or frozen since, of master copies, and what only knows how to step."""
+    joint = learner()
+    network, batches = joint.network, itertools.repeat(data())
+    network.load_state_dict({name: value.clone() for name, value in network.state_dict().items()}, assign=True)
+    task, policy = optimizers(joint)
+    joint.step(*data(), task, policy, batches)
+
+    class Chained:
+        def step(self) -> None:
+            task.step()
+
+        def zero_grad(self) -> None:
+            task.zero_grad()
+
+    copies = torch.optim.SGD([parameter.detach().clone() for parameter in network.parameters()], 0.1)
+    for one in (Chained(), copies):
+        joint = learner(network)
+        joint.step(*data(), one, optimizers(joint)[1], batches)  # type: ignore[arg-type]
+    joint = learner()
+    task, policy = optimizers(joint)
+    joint.policy.requires_grad_(False)
     joint.step(*data(), task, policy, batches)
 
 

@@ -124,6 +124,8 @@ def test_a_policy_is_built_by_its_name(name: str) -> None:
 
 
 def test_names_that_are_none() -> None:
+    with pytest.raises(ValueError, match="label-policy looks at labels; say with num_classes="):
+        build("label-policy", 8)
     with pytest.raises(ValueError, match="unknown policy 'nope'; choose one of policy-network, feature-policy"):
         build("nope", 6)
     assert name_of(UniformPolicy()) is None

@@ -154,28 +154,6 @@ def test_the_way_to_go_on_names_where_trials_are_made(tmp_path: Path, capsys: py
     assert f"--resume {tmp_path / 's'} --helpers 4" in capsys.readouterr().out
 
 
-def test_a_search_goes_on_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it looked for its pretrained weights beside whatever folder that was."""
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "w.safetensors").touch()
-    monkeypatch.chdir(tmp_path)
-    begun = recipe(pretrained=Path("w.safetensors"))
-    with pytest.raises(Interrupted):
-        search(finder(stop_after=1), begun, Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
-    found: list[Path | None] = []
-    looking = Kind("faa", Settings, lambda lab, settings: found.append(lab.recipe.pretrained) or FOUND)
-    resumed = Place(resume=tmp_path / "s", device="cpu")
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"--pretrained is 'w\.safetensors', but"):
-        search(looking, begun, Settings(), resumed, QUIET)
-    monkeypatch.chdir(tmp_path)
-    search(looking, begun, Settings(), resumed, QUIET)
-    (tmp_path / "s" / "policy.json").unlink()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    search(looking, recipe(), Settings(), resumed, QUIET)
-    assert found == [tmp_path / "w.safetensors"] * 2
-
-
 def test_a_resume_that_fails_loses_nothing(tmp_path: Path) -> None:
     """Also where no trial is finished yet, but a network has been in training for long."""
 

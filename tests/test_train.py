@@ -206,10 +206,12 @@ def test_pretrained_weights_are_needed_once(tmp_path: Path, monkeypatch: pytest.
     capsys.readouterr()
     assert program("train", "digits", "--device", "cpu", "--pretrained", "w.safetensors", "--resume", "run") == 0
     assert "its last layer" not in capsys.readouterr().out  # which the checkpoint has
-    Path("run/result.json").unlink()
-    Path("w.safetensors").unlink()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
+    Path("../run/result.json").unlink()
+    assert program("train", "digits", "--device", "cpu", "--pretrained", "../w.safetensors", "--resume", "../run") == 0
+    Path("../run/result.json").unlink()
+    Path("../w.safetensors").unlink()
     assert program("train", "digits", "--device", "cpu", "--resume", tmp_path / "run") == 0
     assert program("diagnose", tmp_path / "run", "--samples", "256", "--device", "cpu") == 0
 

@@ -855,6 +855,27 @@ def test_mean_and_deviation_are_those_of_prepare() -> None:
     assert policy.source.std == (1, 1, 1)
 
 
+def test_a_prepare_of_floats_or_with_noise_is_as_good() -> None:
+    """Of images in [0, 1]; and of what it draws nothing is missing afterwards."""
+    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+    learner = ma.Learner(
+        ma.network("small-cnn", CLASSES), ma.TransformationSampler(), ma.PolicyNetwork(128),
+        prepare=lambda images: (images - mean) / std + 0.01 * torch.rand(images.shape),
+    )  # fmt: skip
+    learner.observe(photos() / 255, torch.arange(N) % CLASSES)
+    before = torch.get_rng_state()
+    assert export(learner).source.mean == MEAN
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_as_many_means_as_the_network_has_channels() -> None:
+    learner = trained(Own(), ma.PolicyNetwork(8), prepare=None, fill=0)
+    with pytest.raises(ValueError, match=r"expected input.* to have 3 channels, but got 1 channels"):
+        LearnedPolicy.from_learner(learner, None, CLASSES, [0], [1], SIDE)
+    with pytest.raises(ValueError, match=r"mean is 0\.5 and std 1; give a number of each for each channel"):
+        LearnedPolicy.from_learner(learner, None, CLASSES, 0.5, 1, SIDE)  # type: ignore[arg-type]
+
+
 def test_a_prepare_may_pad_and_take_other_images() -> None:
     """Most pixels say what it does; and of one that takes no bytes nothing is known."""
     for change in (nn.ZeroPad2d(3), lambda images: images):

@@ -1,5 +1,6 @@
 """A recipe: every number that decides the outcome of a run, as one flat value."""
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -257,8 +258,8 @@ class Recipe:
 
     def anchored(self) -> "Recipe":
         """With its files by their full names, so that what is begun with it can be gone on with from any folder."""
-        named = {name: getattr(self, name) for name in FILES}
-        return replace(self, **{name: file.absolute() for name, file in named.items() if file and file.is_file()})
+        named = {name: file for name in FILES if (file := getattr(self, name)) and file.is_file()}
+        return replace(self, **{name: Path(os.path.abspath(file)) for name, file in named.items()})
 
     def to_json(self) -> dict[str, Any]:
         return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}

@@ -227,7 +227,7 @@ def reproduce(
                 write_atomically(report, lambda part: part.write_text(text))
         except (OSError, ValueError) as error:  # must not take the place of an interruption
             unwritten = error
-        left, took = len(queue.waiting), duration(time.monotonic() - began)
+        left, took = len(queue.waiting) + len(queue.live), duration(time.monotonic() - began)
         held_up = queue.held_up(report)
         console.print(
             f"{number_of('run', queue.kept)} finished in {took}, {len(queue.failed)} failed, {left} left"

@@ -134,7 +134,7 @@ class JointTraining(Module):
             batch = None
             for batch in itertools.islice(loader, start, None):
                 yield self.trainer.strategy.batch_to_device(batch, self.device)
-            if batch is None:
+            if batch is None and start == 0:
                 raise ValueError("the policy learns from validation batches, and their loader is empty")
             start = 0
 

@@ -53,8 +53,6 @@ def search(
     """
     if place.resume is not None:
         recipe, settings = _recorded(kind, recipe, settings, place, said)
-    else:
-        recipe = recipe.anchored()
     recipe.check()
     if recipe.policy is not None or place.tensorboard:
         flag = "--policy" if recipe.policy is not None else "--tensorboard"
@@ -128,7 +126,7 @@ def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Col
     with _intact(folder / SEARCH):
         set_then = kind.settings(**values["settings"])
         check_kinds("search", kind.settings, values["settings"])
-    check_agreement(folder, recipe.anchored(), kind.trial(RECIPES[recipe.name]()), found.anchored(), said)
+    check_agreement(folder, recipe, kind.trial(RECIPES[recipe.name]()), found, said)
     free = {name: getattr(settings, name) for name in kind.where}
     set_then = replace(set_then, **free)
     check_agreement(folder, settings, kind.settings(), set_then, said)
