@@ -237,7 +237,7 @@ def refuse_shaking(network: nn.Module) -> None:
 
 def refuse_reentrant(losses: Tensor) -> None:
     """What torch.utils.checkpoint hides in a node of its own only a backward pass from end to end can find."""
-    known: set[Node | None] = {None}
+    known: set[Node] = set()
     left = [losses.grad_fn]
     while left:
         node = left.pop()

@@ -58,7 +58,7 @@ class Work(ABC):
     @property
     @abstractmethod
     def makes(self) -> Path:
-        """The file of the policy that it learns or finds."""
+        """The file of the policy that it learns or finds, if any."""
 
     @abstractmethod
     def export(self) -> None:
@@ -75,6 +75,11 @@ class Work(ABC):
     @abstractmethod
     def made_by(self, report: Path) -> str:
         """Its name and the command that makes it."""
+
+    @property
+    def waits_for(self) -> "Work | None":
+        """What must be finished before it can begin."""
+        return None
 
     def ready(self) -> bool:
         """Whether what it needs is there."""
@@ -189,7 +194,6 @@ class Job(Work):
 
     @property
     def waits_for(self) -> "Work | None":
-        """What must be finished before it can begin."""
         source = self.source
         return None if source is None or source.makes.exists() or source.finished else source
 

@@ -166,7 +166,7 @@ class Queue:
                     f"{job}: another process trains into {job.folder}; the same command keeps its result once that "
                     "one has ended"
                 )
-            elif isinstance(job, Job) and job.waits_for is not None and job.waits_for.folder not in own:
+            elif job.waits_for is not None and job.waits_for.folder not in own:
                 why[job] = f"{job} waits for the policy of {job.waits_for.made_by(report)}"
         return why
 

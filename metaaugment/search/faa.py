@@ -230,16 +230,8 @@ def train(lab: Laboratory, settings: Settings, number: int) -> Fold:
         trainer.run()
         reader = Reader(lab.place.readers, lab.place.corrupt == "skip")
         held_out = on_device(data.val, lab.device)
-        fold = Fold(
-            number,
-            experiment.network,
-            data,
-            held_out,
-            lab.device,
-            experiment.normalization(),
-            trainer.precision,
-            reader,
-        )
+        prepare = experiment.normalization()
+        fold = Fold(number, experiment.network, data, held_out, lab.device, prepare, trainer.precision, reader)
         if (number, 0) not in _noted(lab):
             plain = fold.objective()
             if not math.isfinite(plain):
