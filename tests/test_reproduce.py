@@ -645,6 +645,7 @@ def test_a_run_under_a_policy_waits_for_it(tmp_path: Path, monkeypatch: pytest.M
     assert str(tmp_path) not in transfer.result.read_text()
 
 
+@pytest.mark.slow
 def test_a_transfer_goes_on_where_its_folders_were_moved(tmp_path: Path) -> None:
     """Its recipe names the policy where that lay."""
     transfer = Entry("transfer", {"method": "metaaugment"}, under=("digits", "metaaugment"))
@@ -663,6 +664,13 @@ def test_a_transfer_goes_on_where_its_folders_were_moved(tmp_path: Path) -> None
     job = run_them(tmp_path / "moved")
     assert job.policy is not None
     assert json.loads((job.folder / "recipe.json").read_text())["policy"] == str(job.policy)
+
+
+def test_a_run_that_goes_on_is_told_where_its_policy_lies(tmp_path: Path) -> None:
+    """It may have been moved with all folders."""
+    job = Job(*an_entry("omniglot-wrn-40-2", "transfer-wrn-28-10"), 0, None, where(tmp_path))
+    record(job)
+    assert job.words()[-4:] == ["--resume", str(job.folder), "--policy", str(job.policy)]
 
 
 def test_a_run_whose_policy_never_comes_is_left(tmp_path: Path) -> None:
