@@ -76,6 +76,7 @@ def found(rate: float, shuffled: bool = False, steps: int = 100) -> Diagnosis:
     return diagnose(learner, Batches(train, 64, 0, CPU), val, samples=1024, update=128)
 
 
+@pytest.mark.slow
 def test_what_a_frozen_policy_could_learn_a_trained_one_has_learned() -> None:
     frozen, learned = found(0.0), found(3e-3)
     for one in (frozen, learned):
@@ -405,6 +406,7 @@ def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.Cap
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_policy_that_is_frozen_at_the_end_was_learned_in_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

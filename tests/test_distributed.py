@@ -168,7 +168,7 @@ def assert_equal_one(world: int, cases: list[Case], folder: Path) -> None:
             )  # fmt: skip
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_equal_one(world: int, tmp_path: Path) -> None:
     assert_equal_one(world, FEW + OTHERS if world == 2 else FEW[::2], tmp_path)
 

@@ -9,7 +9,9 @@ import pytest
 KILLS = Path(__file__).parent / "kills.py"
 
 
-@pytest.mark.parametrize(("commands", "kills"), [(["export", "report"], 8), (["train"], 5)])
+@pytest.mark.parametrize(
+    ("commands", "kills"), [(["export", "report"], 8), pytest.param(["train"], 5, marks=pytest.mark.slow)]
+)
 def test_killed_at_random_moments(commands: list[str], kills: int) -> None:
     words = [sys.executable, str(KILLS), "--kills", str(kills), "--seed", "3", "--commands", *commands]
     done = subprocess.run(words, capture_output=True, text=True)

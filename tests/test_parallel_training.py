@@ -157,7 +157,7 @@ def test_the_fast_route_comes_to_the_same_numbers_up_to_its_rounding(tmp_path: P
         torch.testing.assert_close(two[key], one[key], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("processes", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [2, *(pytest.param(many, marks=pytest.mark.slow) for many in (4, 8))])
 def test_a_run_of_many_is_stopped_and_goes_on_with_three(processes: int, alone: Path, tmp_path: Path) -> None:
     """In the middle of an epoch, by a signal that only one process gets."""
     out = tmp_path / "run"

@@ -354,7 +354,7 @@ def test_asked_to_stop_it_stops_between_trials(tmp_path: Path) -> None:
 # -- what it says ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_it_says_what_is_trained_and_how_far_it_is(
     processes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -474,6 +474,7 @@ def ray_session() -> Iterator[str]:
             yield ray.get_runtime_context().gcs_address
 
 
+@pytest.mark.slow
 @ray_warnings
 def test_ray_ends_in_a_file_though_a_worker_is_killed(
     ray_session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -543,6 +544,7 @@ def test_ray_stops_at_a_signal_and_goes_on(ray_session: str, tmp_path: Path, mon
     assert rows(out)[: len(finished)] == finished
 
 
+@pytest.mark.slow
 @ray_warnings
 def test_ray_has_a_trial_go_on_from_one_that_is_ahead(
     ray_session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
