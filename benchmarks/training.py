@@ -92,7 +92,7 @@ def measure(
     bare = step.build(variant, recipe.network, recipe.batch, device)
     for _ in range(8 * variant.every):
         bare()
-    times = variant.every * max(1, min(steps, 200) // variant.every)
+    times = variant.every * max(1, min(steps, 100) // variant.every)
     seconds = statistics.median(timed(bare, times, device) / times for _ in range(repeats)) * steps
     images = steps * recipe.batch / epoch
     over = epoch / (baseline or epoch)
