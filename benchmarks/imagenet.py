@@ -2,9 +2,9 @@
 
     python benchmarks/imagenet.py --out results/bench/imagenet.json
 
-Images in memory lie on the device: what is left is the step. The folder has the shape of ImageNet, a thousand classes
-of JPEG files with the usual sides and bytes; it is drawn here, since decoding does not care what a picture shows.
-`reader` is what the worker processes decode with nobody training; a joint step reads validation images besides.
+Images in memory lie on the device, so that only the step is timed. The folder has the shape of ImageNet, a thousand
+classes of JPEG files of the usual sides and bytes; its pictures are synthetic, since decoding does not depend on what
+they show. `reader` is what the worker processes decode while nothing trains; a joint step also reads validation images.
 """
 
 import gc
@@ -36,9 +36,9 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.training.machine import choose_device
 
-# What is trained: method, and how often the policy is updated.
+# What is trained: the method, and the steps from one policy update to the next.
 VARIANTS = {"baseline": ("baseline", 1), "randaugment": ("randaugment", 1), "lagged every 8": ("metaaugment", 8)}
-PICTURE = (500, 375)  # sides of the usual photograph there; with QUALITY about 110 kB, its mean
+PICTURE = (500, 375)  # sides of a usual photograph of ImageNet; with QUALITY about 110 kB, the mean there
 QUALITY = 85
 REPEATS = 4  # of each file in an epoch
 
@@ -54,7 +54,7 @@ class Figure:
 
 
 def recipe(batch: int, size: int) -> Recipe:
-    """The paper's for ImageNet, one transformation per sample and one phase; three epochs, the first to warm up."""
+    """The paper's recipe for ImageNet, but one transformation per sample, one phase, three epochs (one to warm up)."""
     return replace(
         RECIPES["imagenet-resnet-50"](), batch=batch, policy_batch=batch, size=size, copies=1,
         epochs=3, random_epochs=0, frozen_epochs=0, warmup_epochs=0, lagged=True,
@@ -62,7 +62,7 @@ def recipe(batch: int, size: int) -> Recipe:
 
 
 def in_memory(images: int, held_out: int, size: int, device: str) -> DataSet:
-    """Of noise; the values of pixels make no difference to the time."""
+    """Images of noise: the values of pixels make no difference to the time."""
     train, val = (
         Images(torch.randint(0, 256, (n, 3, size, size), dtype=torch.uint8, device=device), torch.arange(n) % 1000)
         for n in (images, held_out)
@@ -72,7 +72,7 @@ def in_memory(images: int, held_out: int, size: int, device: str) -> DataSet:
 
 
 def draw_class(root: Path, bases: np.ndarray, name: int) -> int:
-    """The files of one class, ten to train and one to test: parts of the bases. Returns their bytes."""
+    """Write the files of one class, ten to train and one to test, cropped from the bases; returns their bytes."""
     random = np.random.default_rng(name)
     total = 0
     for place in range(11):
@@ -99,7 +99,7 @@ def cloud(seed: int) -> np.ndarray:
 
 
 def draw_folder(root: Path, classes: int, processes: int) -> float:
-    """Returns the mean bytes of a file."""
+    """Write the files of all classes; returns the mean bytes of a file."""
     with ProcessPoolExecutor(processes) as pool:
         bases = np.stack(list(pool.map(cloud, range(8))))
         total = sum(pool.map(partial(draw_class, root, bases), range(classes), chunksize=max(1, classes // 64)))
@@ -107,7 +107,7 @@ def draw_folder(root: Path, classes: int, processes: int) -> float:
 
 
 def measure(source: str, what: str, data: DataSet, base: Recipe, workers: int, device: str) -> Figure:
-    """Training alone, the median of the epochs behind the first."""
+    """The speed of training alone: the median of the epochs after the first."""
     method, every = VARIANTS[what]
     experiment = assemble(replace(base, method=method, every=every), data, torch.device(device), Console(quiet=True))
     if device == "cuda":
@@ -122,9 +122,9 @@ def measure(source: str, what: str, data: DataSet, base: Recipe, workers: int, d
 
 
 def reading(data: DataSet, batch: int, workers: int, device: str) -> Figure:
-    """What worker processes decode, once they are all at work."""
+    """What worker processes decode per second, once they are all at work."""
     stream = Batches(data.train, batch, 0, torch.device(device), Reader(workers)).since(0)
-    for _ in itertools.islice(stream, 2 * workers):  # what they read ahead
+    for _ in itertools.islice(stream, 2 * workers):  # skips what they read ahead
         pass
     started = time.perf_counter()
     count = sum(len(labels) for _, labels in itertools.islice(stream, 2 * workers))
@@ -139,7 +139,7 @@ def folder_of(classes: int, size: int, processes: int) -> Iterator[DataSet]:
         mean = draw_folder(Path(root) / "imagenet", classes, processes)
         print(f"{11 * classes:,} files of {mean / 1000:.0f} kB", flush=True)
         data = dataset("imagenet", Path(root), size=size)
-        # Each file several times: an epoch that fits into what is read ahead would show nothing of reading.
+        # Each file several times: an epoch that fits into what is read ahead would not show the cost of reading.
         yield replace(data, train=data.train.take(torch.arange(len(data.train)).repeat(REPEATS)))
 
 

@@ -1,10 +1,10 @@
-"""What the policy of a run thinks of magnitudes, which the paper's sampler draws uniformly whatever it thinks.
+"""How the policy of a run judges magnitudes, which the paper's sampler draws uniformly all the same.
 
     python benchmarks/judged_magnitudes.py RUN ... [--data DIR] [--batches 120] [--out FILE]
 
-On the network of a run as its last checkpoint has it, over training samples as the run draws them: for each function,
-in quarters of [0, 10], the average output of the policy and the average loss, both against the average of all samples.
-Each sample counts for both of its functions. Where outputs only followed losses, they would say no more than that hard
+With the network of a run's last checkpoint, over training samples as the run draws them: for each function, in quarters
+of [0, 10], the average output of the policy and the average loss, both relative to the average over all samples. Each
+sample counts for both of its functions. If outputs merely followed losses, they would say no more than that hard
 samples are hard.
 """
 

@@ -1,11 +1,11 @@
-"""Which samples seem to help, by how far ahead the validation loss is looked at: α of Eq. 2.
+"""Which samples seem to help, depending on how far ahead the validation loss is evaluated: α of Eq. 2.
 
     python benchmarks/look_ahead.py RUN ... [--data DIR] [--batches 8] [--out FILE]
 
-On the networks of runs as their last checkpoints have them, the alignment of the same training samples for several α,
-as multiples of the learning rate at that step, and for the α that the run has learned. Of each: its mean, its
-correlation with the loss of the sample, and its means in fifths of the samples, from the lowest loss to the highest;
-means are in standard deviations.
+With the network of each run's last checkpoint, the alignment of the same training samples for several α, multiples of
+the learning rate at that step, and for the α that the run has learned. For each α: the mean of the alignment, its
+correlation with the loss of the sample, and its means in fifths of the samples, from the lowest loss to the highest.
+Means are in standard deviations of the alignment.
 """
 
 import json
@@ -23,7 +23,7 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.run import as_it_was
 from metaaugment.training.machine import machine
 
-MULTIPLES = (0, 1, 3, 10)  # momentum 0.9 makes ten steps of one
+MULTIPLES = (0, 1, 3, 10)  # with momentum 0.9, a gradient moves w by ten steps in the end
 
 
 @dataclass
@@ -32,14 +32,14 @@ class Settings:
     data: Path | None = None
     device: str | None = None
     batches: int = 8  # mini-batches that the alignment is computed for
-    validation: int = 512  # images for each of them
+    validation: int = 512  # validation images for each of them
     out: Path | None = None
 
 
 def look(run: Path, settings: Settings) -> dict[str, object]:
     was = as_it_was(run, Place(data=settings.data, device=settings.device), Console())
     learner, train = was.learner, was.train
-    # The graph of a pass is needed for several α; nothing is learned but their alignments.
+    # Not lagged, so that the graph of a pass is kept for several α. Only alignments are wanted: nothing is learned.
     learner.lagged, learner.part = False, train.batch
     for part in (learner.policy, learner.extractor):
         if part is not None:

@@ -2,9 +2,9 @@
 
     python benchmarks/searches.py --out results/searches/digits.json
 
-For each seed the digits are split anew: 20 images of each class to train on, 100 for validation, and the others of the
-training split, 900, held out from the search. Network, epochs and seed of the final training are the same for the found
-policy and the random ones, whose mean is what the found one is held against. Nothing is chosen by these figures.
+For each seed the digits are split anew: 20 images of each class to train on, 100 for validation, and the other 900 of
+the training split held out from the search. Network, epochs and seed of the final training are the same for the found
+policy and the random ones, with whose mean the found one is compared. Nothing is chosen by these figures.
 """
 
 import json
@@ -50,7 +50,7 @@ from metaaugment.training.evaluation import evaluate
 PER_CLASS, CLASSES, RANDOM = 20, 10, 3
 CPU = torch.device("cpu")
 
-# What is searched by which system at which size, and the epochs of a trial.
+# Each search by its name: the system, its settings, and the epochs of a trial.
 SIZES: dict[str, tuple[str, Any, int]] = {
     "faa": ("faa", faa.Settings(folds=2, trials=100, best=5), 40),
     "faa --draws 1": ("faa", faa.Settings(folds=2, trials=100, best=5, draws=1), 40),
@@ -73,7 +73,7 @@ class Figure:
 
 
 def random_policy(found: FoundPolicy, random: Random) -> FoundPolicy:
-    """As large as the found one, of the same space, and all else by chance."""
+    """A policy as large as the found one, of the same space, with everything else random."""
     if isinstance(found, Schedule):
         stages = tuple(
             replace(stage, functions=tuple(
@@ -124,7 +124,7 @@ def divided(seed: int) -> tuple[DataSet, Any]:
 
 
 def accuracy(policy: FoundPolicy, recipe: Recipe, data: DataSet, held_out: Any, folder: Path) -> float:
-    """On the held-out images, of a network trained under a policy."""
+    """Accuracy on the held-out images of a network trained under a policy."""
     lab = Laboratory(recipe, Place(device="cpu"), data, folder, Console(quiet=True))
     experiment = replace(assemble(recipe, data, CPU, Console(quiet=True)), found=policy)
     lab.trainer(experiment, folder).run()

@@ -1,4 +1,4 @@
-"""How long should the move of the route `difference` be? Its alignments against float64's, through training.
+"""How far should the route `difference` move w? Its alignments against float64's, in the course of training.
 
     python benchmarks/step_length.py CIFAR-10/data_batch_1.bin [--network wrn-40-2] [--steps 2000] [--out FILE]
 
@@ -36,20 +36,20 @@ class Settings:
 
 
 def one_sided(training: Pass, v: Gradient, relative: float) -> Tensor:
-    """Of the losses."""
+    """The one-sided difference of the losses."""
     ahead, h = moved_logits(training, v, relative)
     return (training.losses(ahead) - training.losses(training.logits.detach())) / h
 
 
 def central(training: Pass, v: Gradient, relative: float) -> Tensor:
-    """Of the losses."""
+    """The central difference of the losses."""
     ahead, h = moved_logits(training, v, relative)
     behind, _ = moved_logits(training, v, -relative)
     return (training.losses(ahead) - training.losses(behind)) / (2 * h)
 
 
 def of_logits(training: Pass, v: Gradient, relative: float) -> Tensor:
-    """One-sided, of the logits only."""
+    """The one-sided difference of the logits only."""
     ahead, h = moved_logits(training, v, relative)
     return along_logits(training, (ahead - training.logits.detach()) / h)
 
@@ -76,7 +76,7 @@ def prepare(images: Tensor) -> Tensor:
 
 
 def training_pass(learner: ma.Learner, batch: Batch, precision: str) -> tuple[Pass, Gradient]:
-    """What a route is given for one mini-batch, with draws that are the same each time."""
+    """What a route is given for one mini-batch, with the same draws each time."""
     kept: list[tuple[Pass, Gradient]] = []
 
     def keep(training: Pass, v: Gradient) -> Tensor:

@@ -2,8 +2,8 @@
 
     python benchmarks/training.py omniglot-wrn-40-2 omniglot-wrn-28-10 --data DIR --out results/bench/training.json
 
-An epoch counts from one log row to the next: batches, steps, running sums, validation, log and checkpoint. A bare step
-is that of `metaaugment bench step`, captured on a GPU; RandAugment is held against the plain one.
+An epoch is timed from one log row to the next: batches, steps, running sums, validation, log and checkpoint. A bare
+step is that of `metaaugment bench step`, captured on a GPU; RandAugment is compared with the plain one.
 """
 
 import gc
@@ -28,7 +28,7 @@ from metaaugment.training.log import Row
 from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Trainer, Watcher
 
-# What is trained, by which method, and the bare step that it is held against.
+# What is trained: the method, and the bare step that it is compared with.
 VARIANTS = {
     "baseline": ("baseline", step.Variant("plain")),
     "randaugment": ("randaugment", step.Variant("plain")),
@@ -46,7 +46,7 @@ class Figure:
     what: str
     steps: int
     epoch_seconds: float
-    steps_seconds: float  # of those the steps alone; the others are validation, log and checkpoint
+    steps_seconds: float  # of these, the steps alone; the rest is validation, log and checkpoint
     bare_seconds: float
     epoch_over_bare: float
     steps_over_bare: float
@@ -111,7 +111,7 @@ def main(recipes: Positional[tuple[str, ...]] = ("cifar10-wrn-40-2",), data: Pat
             figures.append(measure(name, what, images, run.Place(device=device), epochs, repeats, device, baseline))
             baseline = baseline or figures[-1].epoch_seconds
             print(asdict(figures[-1]), flush=True)
-            write(out, device, figures, epochs=epochs)  # after each: minutes of a GPU, and what ends them early
+            write(out, device, figures, epochs=epochs)  # after each one: they take minutes, and may be ended early
             torch.cuda.empty_cache()
 
 

@@ -55,7 +55,7 @@ def train_all(seeds: int, epochs: int, folder: Path) -> Generator[tuple[str, int
         try:
             for done in as_completed(runs):
                 yield done.result()
-        except BaseException:  # also of a signal: the trainings end behind a checkpoint
+        except BaseException:  # a signal included: the runs end after a checkpoint
             processes.shutdown(wait=False, cancel_futures=True)
             for process in active_children():
                 process.terminate()
@@ -74,7 +74,7 @@ def table(accuracies: dict[str, list[float]]) -> Table:
 
 
 def draw(folder: Path, run_of: Path) -> list[Path]:
-    """p_{j,k}, and the training images under it with the weights they get."""
+    """Draw p_{j,k}, and training images augmented by it with the weights they get."""
     policy = learned_policy(run_of)
     data = ma.dataset("digits", per_class=10, size=16)
     assert isinstance(data.train, Images)

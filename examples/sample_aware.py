@@ -1,12 +1,12 @@
-"""A data set whose right policy is known, to see that what is learned is sample-aware.
+"""A data set whose right policy is known, to show that the learned one is sample-aware.
 
     python examples/sample_aware.py
 
-Every image shows a small pattern, and which pattern it is is its label. In half of the images it lies in the middle; in
-the others at the left or right border, where a move to that side pushes it out of the picture and destroys the label.
-Half of the training images are moved, to either side. A policy of the whole data set can only move images less often;
-one that looks at the sample can take the weight from those whose pattern is gone: the example of the paper's
-introduction, in 20 by 20 pixels.
+Every image shows one of two small patterns, which is its label. In half of the images it lies in the middle; in the
+others at the left or right border, where a move to that side pushes it out of the image and destroys the label. Half of
+the training images are moved, to either side. A policy for the whole data set can only move images less often; one that
+looks at the sample can take the weight from those whose pattern is gone: the example of the paper's introduction, in 20
+by 20 pixels.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class Patterns:
         images = BACKGROUND + 25 * torch.randn(n, 1, SIDE, SIDE, generator=generator)
         for image, label, x, y, value in zip(images[:, 0], labels, column, row, contrast, strict=True):
             patch = image[y : y + SIZE, x : x + SIZE]
-            (patch if label == 0 else patch.T)[::2] += value  # level or upright stripes
+            (patch if label == 0 else patch.T)[::2] += value  # horizontal or vertical stripes
         return Patterns(images.clamp(0, 255).to(torch.uint8), labels, column)
 
     def batches(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -76,7 +76,7 @@ def prepare(images: Tensor) -> Tensor:
 
 
 def learn(seed: int, steps: int = 500) -> dict[str, float]:
-    """Train once; how well weights tell moved samples whose pattern is gone from those that still show it."""
+    """Train once; returns how well weights tell moved samples whose pattern is gone from those that still show it."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     train, validation, fresh = (Patterns.draw(n, generator) for n in (20_000, 2000, 4000))
@@ -97,7 +97,7 @@ def judge(learner: ma.Learner, patterns: Patterns) -> dict[str, float]:
     seen = learner.observe(patterns.images, patterns.labels)
     moved = seen.transformation.first == INDEX["TranslateX"]
     outputs, destroyed = seen.outputs[moved], patterns.destroyed_by(seen.transformation)[moved]
-    # A policy of the data set knows the transformation: here the function, and its magnitude in ten steps.
+    # A policy for the whole data set knows only the transformation: the function, and its magnitude in ten steps.
     step = ((seen.transformation.magnitudes[moved, 0] - 8) * 5).long().clamp(max=9)
     average = torch.stack([outputs[step == s].mean() for s in range(10)])[step]
     return {
@@ -108,7 +108,7 @@ def judge(learner: ma.Learner, patterns: Patterns) -> dict[str, float]:
 
 
 def auc(higher: Tensor, lower: Tensor) -> float:
-    """How often one of the first is above one of the second; ties count half."""
+    """How often an element of the first is above one of the second; ties count half."""
     difference = higher[:, None] - lower[None, :]
     return ((difference > 0).double() + (difference == 0).double() / 2).mean().item()
 

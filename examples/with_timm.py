@@ -1,8 +1,8 @@
-"""A network of timm trained under a learned policy, which stands where Mixup does.
+"""A timm network trained under a learned policy, which takes the place of Mixup.
 
     python examples/with_timm.py
 
-The policy is learned first, for a moment, by the loop in with_torchvision.py.
+The policy is learned first, in a very short run, by the loop in with_torchvision.py.
 """
 
 import timm  # type: ignore[import-not-found]

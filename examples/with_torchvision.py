@@ -1,4 +1,4 @@
-"""A learned policy in torchvision's pipeline: the half of it that looks at no image, in the workers of a loader.
+"""A learned policy in torchvision's pipeline: the half of it that does not look at the image, in a loader's workers.
 
     python examples/with_torchvision.py
 
@@ -20,13 +20,13 @@ SIZE = 16
 
 
 def digits() -> list[TensorDataset]:
-    """For training, validation and test: uint8 images, and labels."""
+    """Training, validation and test splits: uint8 images and labels."""
     data: Any = ma.dataset("digits", size=SIZE)
     return [TensorDataset(split.images, split.labels) for split in (data.train, data.val, data.test)]
 
 
 def learn(train: TensorDataset, validation: TensorDataset, steps: int = 20) -> ma.LearnedPolicy:
-    """Joint training, for a moment."""
+    """A very short joint training."""
     network = ma.network("small-cnn", 10)
     learner = ma.Learner(network, ma.TransformationSampler(), ma.PolicyNetwork(128), lagged=True)
     task = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
@@ -40,7 +40,7 @@ def learn(train: TensorDataset, validation: TensorDataset, steps: int = 20) -> m
 
 
 def export(learner: ma.Learner) -> ma.LearnedPolicy:
-    """Of a learner that only divides by 255: mean 0 and deviation 1."""
+    """The policy of a learner whose `prepare` only divides by 255: mean 0 and deviation 1."""
     return ma.LearnedPolicy.from_learner(learner, "small-cnn", 10, (0, 0, 0), (1, 1, 1), SIZE)
 
 

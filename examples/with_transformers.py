@@ -1,8 +1,8 @@
-"""A network of Hugging Face trained under a learned policy by its Trainer.
+"""A Hugging Face network trained under a learned policy by the Trainer.
 
     python examples/with_transformers.py
 
-The policy is learned first, for a moment, by the loop in with_torchvision.py.
+The policy is learned first, in a very short run, by the loop in with_torchvision.py.
 """
 
 import tempfile
@@ -26,7 +26,7 @@ class PolicyTrainer(Transfer, Trainer): ...
 
 
 class Processed(Dataset[dict[str, Any]]):
-    """Images as an image processor gives them."""
+    """Images as an image processor returns them."""
 
     def __init__(self, data: TensorDataset, processor: ViTImageProcessor) -> None:
         images, self.labels = data.tensors

@@ -34,7 +34,7 @@ class GlobalBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor) -> None:
-        """Running statistics as torch's, with the variance of a sample."""
+        """Update the running statistics as torch does, with the unbiased variance."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked.add_(1)
@@ -50,7 +50,7 @@ class GlobalBatchNorm(_BatchNorm):
 def statistics(x: Float[Tensor, "n c ..."]) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance of each channel, and the number of values, over all processes.
 
-    From the mean and variance of each process, not from sums of squares, which would cancel.
+    Computed from each process's mean and variance, not from sums of squares, whose difference would cancel.
     """
     dims = [0, *range(2, x.ndim)]
     variance, mean = torch.var_mean(x, dims, correction=0)
@@ -62,9 +62,9 @@ def statistics(x: Float[Tensor, "n c ..."]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def with_global_statistics(network: nn.Module) -> nn.Module:
-    """The same network, with the very same parameters, whose batch normalisation is over all processes.
+    """The same network with its batch normalisation over all processes; parameters are shared, not copied.
 
-    The names in its state stay as they are, so a checkpoint fits any number of processes.
+    The names in its state do not change, so a checkpoint fits any number of processes.
     """
     made: dict[nn.Module, nn.Module] = {}
     for path, module in network.named_modules():

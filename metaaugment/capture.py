@@ -1,7 +1,7 @@
 """A step as one replayed CUDA graph: sampling, augmentation, all passes and both updates, without the host.
 
-At the paper's batch of 128 small networks wait for kernels to be launched; replayed, joint training runs faster than
-an ordinary loop without it.
+At the paper's batch of 128, small networks wait for kernel launches; replayed, joint training can be faster than
+uncaptured training without a policy.
 """
 
 import gc
@@ -16,9 +16,9 @@ from metaaugment import replay
 from metaaugment.learner import Batch, Learner, next_batch
 from metaaugment.observation import Observation
 
-# Steps of each kind that run as usual first: optimizers make their state, cuDNN and Triton choose and compile.
+# Steps of each kind that first run uncaptured: optimizers create their state, cuDNN and Triton choose and compile.
 WARM_UP = 3
-# Passes of one step that draw the same numbers: the training pass and the alignment's, or a look and a second look.
+# Passes of one step that draw the same numbers: the training pass and the alignment's, or the extractor's two passes.
 ALIKE = 2
 
 
@@ -73,7 +73,7 @@ class CapturedStep:
         return seen
 
     def _warm_up(self, batch: tuple[Tensor, ...]) -> Observation:
-        """A step as usual, on the stream that is captured later: autograd remembers streams."""
+        """An uncaptured step, on the stream that is captured later: autograd remembers streams."""
         main = torch.cuda.current_stream()
         self.stream.wait_stream(main)
         with torch.cuda.stream(self.stream):
@@ -97,9 +97,9 @@ class CapturedStep:
             graph.register_generator_state(learner.generator)
         steps = learner.steps
         collects = gc.isenabled()
-        gc.disable()  # what it frees meanwhile, another graph for one, would break the capture
+        gc.disable()  # freeing an object during the capture, such as another graph, would break it
         try:
-            # Other threads go on using the device: one of a DataLoader pins memory, which would break the capture too.
+            # Other threads keep using the device: a DataLoader's pins memory, which would otherwise break the capture.
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 seen = self._step(*static)
         finally:
@@ -114,7 +114,7 @@ class CapturedStep:
         return self.learner.step(images, labels, self.task_optimizer, self.policy_optimizer, validation_batches)
 
     def _set_rates(self) -> None:
-        """Learning rates live on the device; a number that was put in their place is copied there."""
+        """Keep learning rates on the device; a number that a scheduler or user has set is copied there."""
         for group, rate in self.rates:
             if group["lr"] is not rate:
                 rate.fill_(float(group["lr"]))

@@ -136,9 +136,9 @@ def recipes() -> None:
 
 
 class Patient(Console):
-    """Goes on without output when whoever reads it has seen enough, instead of ending the process.
+    """A console that goes quiet when the reader of its output closes it, instead of ending the process.
 
-    What it prints are sentences with names of files in them, in which brackets and colons mean nothing.
+    It prints sentences with names of files in them, in which brackets and colons are not markup.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -171,7 +171,7 @@ def inspect(file: Annotated[Path, Positional, arg(help="A policy file.", metavar
 
 
 def learned(file: Path) -> "LearnedPolicy":
-    """The learned policy of a file; those of other systems are files of another kind."""
+    """The learned policy in a file; refuses those of other systems, which are files of another kind."""
     from metaaugment.baselines.published import system_of
     from metaaugment.transfer import LearnedPolicy
 
@@ -251,7 +251,7 @@ def data(
 
 @contextmanager
 def fetching() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar for what is fetched, on a terminal."""
+    """A progress bar for what is fetched, on a terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (
@@ -273,7 +273,7 @@ def fetching() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 def worries(run: Path) -> list[str]:
-    """What is to be worried about in a finished run, for those who never look at its report."""
+    """Sentences on what looks wrong in a finished run, for those who never look at its report."""
     from metaaugment.report.concerns import concerns
     from metaaugment.report.runs import read
 
@@ -321,7 +321,7 @@ def reproduce(
     results: Annotated[Path, arg(help="Folder of the results, one file per run.")] = Path("results"),
     report: Annotated[Path, arg(help="File to write the tables to.")] = Path("RESULTS.md"),
 ) -> None:
-    """Run the missing rows of the paper's tables, several side by side, within a time; each run leaves a file.
+    """Run what is missing of the paper's tables, several runs at once, within a time budget; each run leaves a file.
 
     Without names, the report is rebuilt from the results that exist.
     """
@@ -359,10 +359,10 @@ def diagnose(
     if picture is not None:
         figures.check(picture, "--picture")
     console = Patient()
-    # A run that has come this far has gone past the files that cannot be read.
+    # A run that has come this far has skipped any files that cannot be read.
     was = as_it_was(run, Place(data=data, device=device, corrupt="skip"), console)
     update = was.validation.batch if was.policy_optimizer is not None else None
-    learns = read_recipe(run / folder.RECIPE).learns  # also where its last epochs are under the frozen policy
+    learns = read_recipe(run / folder.RECIPE).learns  # also if its last epochs are under the frozen policy
     found = diagnose(was.learner, was.train, was.validation.split, samples, seed, update, counted(console), learns)
     if skipped := len(was.train.reader.unreadable):
         print(f"skipped {number_of('image file', skipped)} that could not be read")
@@ -465,8 +465,9 @@ def searcher_of(system: str, name: str, args: Sequence[str]) -> Callable[..., No
 
 
 def recipes_of(words: Sequence[str]) -> Iterable[str]:
-    """The recipe that is named, with its flags alone: the nearest of an unknown flag is looked for among all of them.
-    Where none is named, every one."""
+    """The recipe that is named, or all of them if none is.
+
+    With one alone, what is nearest to an unknown flag is looked for only among the flags of that recipe."""
     from metaaugment.experiments.paper import RECIPES
 
     return [name for name in words if name in RECIPES] or RECIPES
@@ -504,7 +505,7 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     app.command(reproduce)
     app.command(report)
     app.command(diagnose)
-    if args[:1] == ["search"]:  # elsewhere they are not read, which takes a moment
+    if args[:1] == ["search"]:  # only then: importing the searches takes a moment
         app.command(searching(args), name="search", help=find_policy.__doc__)
     else:
         app.command(name="search")(find_policy)
@@ -522,14 +523,14 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
 def main(args: Sequence[str] | None = None) -> None:
     """Exit status 0 for success, 2 for a user's mistake (one sentence), 1 for a fault of ours.
 
-    Of several processes that train together one speaks.
+    Of several processes that train together, only one speaks.
     """
     with launch.ending():
         call(list(sys.argv[1:] if args is None else args))
 
 
 def rewritten(args: Sequence[str]) -> Sequence[str]:
-    """`transfer FILE RECIPE` as what it stands for, `train RECIPE --policy FILE`, whose flags it has."""
+    """`transfer FILE RECIPE` rewritten as what it stands for, `train RECIPE --policy FILE`, with the same flags."""
     if args[:1] != ["transfer"]:
         return args
     if any(arg.split("=")[0] == "--policy" for arg in args):
@@ -550,7 +551,7 @@ def call(args: Sequence[str]) -> None:
             launch.check_alone(args[0])
         args = rewritten(args)
         program(args).cli(prog="metaaugment", description=metaaugment.__doc__, args=args, console_outputs=rank() == 0)
-    except BrokenPipeError:  # whoever reads our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))

@@ -1,7 +1,7 @@
 """The few collectives that the method needs; with one process each of them does nothing.
 
-The paper's mini-batch is the global one: weights are normalised over it, gradients are summed over it, and what is
-random is drawn for it.
+The paper's mini-batch is the global one: weights are normalised over it, gradients are summed over it, and random
+draws are made for it.
 """
 
 import contextlib
@@ -29,33 +29,33 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """The place of this process among all, from 0."""
+    """The index of this process, from 0."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def share(n: int) -> slice:
-    """The slice of n items that is this process's; the slices of all processes partition the n items."""
+    """This process's slice of n items; the slices of all processes partition them."""
     return slice(rank() * n // world_size(), (rank() + 1) * n // world_size())
 
 
 def drawn(draw: Callable[[int], Any], n: int) -> Any:
-    """This process's n of what is drawn for the global mini-batch.
+    """This process's n of the draws for the global mini-batch.
 
-    Where generators are in step, the draws are those that one process would make, however many there are; and where
-    they are not, each process still has draws of its own.
+    If the processes' generators are in step, the draws are those that a single process would make; if not, each
+    process still has draws of its own.
     """
     return draw(n) if world_size() == 1 else draw(n * world_size())[rank() * n : (rank() + 1) * n]
 
 
 def total(value: Tensor) -> Tensor:
-    """Differentiable all-reduce: the sum over all processes, since each process's loss depends on every value."""
+    """Differentiable all-reduce by sum; gradients are summed too, since each process's loss depends on every value."""
     return value if world_size() == 1 else _Total.apply(value)
 
 
 def gathered(value: Tensor) -> Tensor:
     """Differentiable all-gather: the values of all processes, stacked to [processes, …].
 
-    Costs more than `collected`, being a `total` of mostly zeros, but like it can be differentiated in every mode.
+    Costs more than `collected`, being a `total` of mostly zeros, but, like `total`, is differentiable in every mode.
     """
     return total(torch.stack([value if place == rank() else torch.zeros_like(value) for place in range(world_size())]))
 
@@ -80,7 +80,7 @@ def leave_to_first(tensors: Sequence[Tensor]) -> None:
 
 
 def collected(tensor: Tensor) -> Tensor:
-    """All-gather of rows: those of all processes, concatenated; each process has as many. Not differentiable."""
+    """All-gather of rows, concatenated; every process must have the same number. Not differentiable."""
     if world_size() == 1:
         return tensor
     parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(world_size())]
@@ -90,7 +90,7 @@ def collected(tensor: Tensor) -> Tensor:
 
 
 def highest(number: int) -> int:
-    """All-reduce by maximum of a number on the host, which waits for the other hosts and for no device."""
+    """All-reduce by maximum of a number on the host: waits for the other processes, but for no device."""
     if world_size() == 1:
         return number
     value = torch.tensor(number)
@@ -100,7 +100,7 @@ def highest(number: int) -> int:
 
 
 def everyone(value: T) -> list[T]:
-    """All-gather of objects: the values of all processes, any that can be pickled."""
+    """All-gather of objects: the values of all processes, of any type that can be pickled."""
     values: list[Any] = [value]
     if world_size() > 1:
         values = [None] * world_size()
@@ -110,7 +110,7 @@ def everyone(value: T) -> list[T]:
 
 
 def first(function: Callable[[], T]) -> T:
-    """Broadcast from rank 0 of what a function returns there; an error that it raises there is raised on all."""
+    """Broadcast what a function returns on rank 0; an OSError or ValueError raised there is raised on all processes."""
     if world_size() == 1:
         return function()
     found: list[Any] = [None, None]
@@ -120,7 +120,7 @@ def first(function: Callable[[], T]) -> T:
         except OSError as error:
             found[1] = error
         except ValueError as error:
-            found[1] = ValueError(str(error))  # whatever kind of it: not every one can be pickled
+            found[1] = ValueError(str(error))  # the base class: not every subclass can be pickled
     with _together():
         dist.broadcast_object_list(found, 0)
     if found[1] is not None:
@@ -130,7 +130,7 @@ def first(function: Callable[[], T]) -> T:
 
 def bare(network: nn.Module) -> nn.Module:
     """The network inside DistributedDataParallel, whose reducer expects one backward pass per forward pass."""
-    inner = getattr(network, "_orig_mod", network)  # of torch.compile
+    inner = getattr(network, "_orig_mod", network)  # torch.compile's wrapper
     return inner.module if isinstance(inner, DistributedDataParallel) else network
 
 
@@ -144,7 +144,7 @@ def agree(tensors: Sequence[Tensor]) -> None:
 
 @contextlib.contextmanager
 def _together() -> Iterator[None]:
-    """Turn what a collective raises, whatever the backend, into `Parted`; refuse one that would wait for ever."""
+    """Turn a collective's error into `Parted`, whatever the backend; refuse a collective in a worker: it would hang."""
     if get_worker_info() is not None:
         raise RuntimeError(
             "this is a worker of a data loader, which cannot reach the other processes of the run; compute weights in "

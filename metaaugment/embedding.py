@@ -18,7 +18,7 @@ def embed(transformation: Transformation) -> Float[Tensor, "n 28"]:
     A function without a magnitude counts as one at its strongest: 11. Signs are not part of the embedding.
     """
     t = transformation
-    # On a GPU the host must not wait; there an index outside ends in scatter_'s own assertion.
+    # Not on a GPU, where the host would have to wait; there scatter_'s own assertion catches an index out of range.
     if t.first.device.type == "cpu":
         for index in (t.first, t.second):
             if (index >= K).any():

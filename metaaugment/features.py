@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 
 class Seen(nn.Identity):
-    """What goes through it are the features: for a network whose features are not what enters its last linear layer."""
+    """Marks its input as the features, for a network whose features are not the input of its last linear layer."""
 
 
 class Features:
-    """Watches a network's passes and keeps, of the last one, the input of one of its layers.
+    """Watches a network's passes and keeps the input that one of its layers got in the last pass.
 
-    The layer is the one named, or the one called last that is linear or `Seen`; which one that is shows in the first
-    pass.
+    The layer is the named one, or else the linear or `Seen` layer that is called last, which the first pass shows.
     """
 
     def __init__(self, network: nn.Module, layer: str | None = None) -> None:
@@ -36,7 +35,7 @@ class Features:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Passes inside are watched."""
+        """Watch the passes made inside."""
         self._last = None
         hooks = [module.register_forward_pre_hook(self._keep, with_kwargs=True) for module in self.layers]
         try:

@@ -12,7 +12,7 @@ from metaaugment.sealed import first_line
 
 
 class Frozen(nn.Module):
-    """Learns nothing, and stays in evaluation mode whoever calls `train()`."""
+    """Learns nothing, and stays in evaluation mode even if `train()` is called."""
 
     def train(self, mode: bool = True) -> Self:
         return super().train(False)
@@ -24,7 +24,7 @@ class Frozen(nn.Module):
 
 
 class Judge(Frozen, Around):
-    """A frozen policy, in its own precision whatever the features come in."""
+    """A frozen policy, computed in its own precision whatever that of the features."""
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__(policy)
@@ -38,9 +38,9 @@ class Judge(Frozen, Around):
 
 
 class Eyes(Frozen):
-    """The frozen network that a policy sees through; like any extractor it gives what that network says of the images.
+    """The frozen network that a policy sees through; like any extractor, it returns that network's logits.
 
-    Inputs are first turned into (inputs − shift) · scale, where there is such a thing.
+    Inputs are first mapped to (inputs − shift) · scale, if shift and scale are given.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Eyes(Frozen):
         return logits
 
     def view(self, inputs: Tensor) -> tuple[Float[Tensor, "n d"], Tensor]:
-        """The features of images, and what the network makes of them."""
+        """The features of images, and the network's logits."""
         like = next(self.network.parameters())
         check_channels(inputs, self.channels)
         if inputs.device != like.device:

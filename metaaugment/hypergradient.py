@@ -1,7 +1,7 @@
 """The gradient of the validation loss in θ and α through one inner update, Eqs. 2 and 3.
 
-The policy's outputs are not differentiated in w (Sec. 3.2), so all of it is one linear map, the Jacobian J of the
-vector of sample losses at w:
+The policy's outputs are not differentiated in w (Sec. 3.2), so everything follows from one linear map, the Jacobian J
+of the vector of sample losses at w:
 
     Eq. 2    g = Jᵀ V(θ),   ŵ = w − α g
     Eq. 3    s = J v   with   v = ∇ L_val(ŵ)
@@ -30,21 +30,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 Parameters = dict[str, nn.Parameter]
 Gradient = Sequence[Tensor]
 
-# The attribute by which a layer says that its backward pass is not the derivative of its forward pass, and by which it
-# is asked for the expectation of both.
+# A layer with this attribute declares that its backward pass is not the derivative of its forward pass; set to True, it
+# makes the layer use the expectation of its forward coefficient in both.
 EXPECTATION = "at_expectation"
-SCALE = 2.0**10  # of gradients on their way back
+SCALE = 2.0**10  # of gradients during the backward pass
 
 
 @dataclass(frozen=True)
 class Pass:
-    """The training pass, to be made again at other parameters: same images, same draws of dropout, same precision."""
+    """The training pass, to be repeated at other parameters: same images, same draws of dropout, same precision."""
 
     network: nn.Module
     parameters: Parameters
-    logits: Float[Tensor, "n classes"]  # what it gave at w
-    again: Callable[[Callable[..., Tensor]], Float[Tensor, "n classes"]]  # under a network, or a function in its place
-    losses: Callable[[Tensor], Float[Tensor, " n"]]  # of logits
+    logits: Float[Tensor, "n classes"]  # at w
+    again: Callable[[Callable[..., Tensor]], Float[Tensor, "n classes"]]  # with the network, or a function in its place
+    losses: Callable[[Tensor], Float[Tensor, " n"]]  # from logits
     precision: float  # the relative error of one operation
 
 
@@ -54,8 +54,8 @@ Route = Callable[[Pass, Gradient], Float[Tensor, " n"]]
 def inner_gradient(
     losses: Float[Tensor, " n"], weights: Float[Tensor, " n"], parameters: Parameters, retain_graph: bool
 ) -> list[Tensor | None]:
-    """Eq. 2: g = Σ V_i ∇L_i(w), with None for parameters that have no part in the losses."""
-    # A power of two, the same on all processes: nothing vanishes in float16, and otherwise not a bit changes.
+    """Eq. 2: g = Σ V_i ∇L_i(w), with None for parameters that the losses do not depend on."""
+    # Scaled by a power of two, the same on all processes: nothing underflows in float16, and otherwise no bit changes.
     weighted = (SCALE * weights.detach() * losses).sum()
     gradient = torch.autograd.grad(weighted, list(parameters.values()), retain_graph=retain_graph, allow_unused=True)
     found = [g for g in gradient if g is not None]
@@ -64,9 +64,9 @@ def inner_gradient(
 
 
 def not_compiled() -> AbstractContextManager[object]:
-    """What torch.compile has made knows neither tangents nor second derivatives, and drops them without a word.
+    """Run compiled code eagerly inside: it supports neither tangents nor second derivatives, and drops them silently.
 
-    Where nothing was compiled yet its machinery, which is slow to load, is left alone.
+    If nothing has been compiled yet, torch.compile's machinery, which is slow to load, is not loaded.
     """
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
@@ -88,8 +88,8 @@ def difference(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
     """One more forward pass of the unmodified module, at w + h v.
 
     Only the network is differenced; the loss is differentiated exactly at its logits z: s_i = ⟨∇ℓ(z_i), Δz_i⟩ / h. So
-    the curvature of the loss, most of the curvature there is, does not enter, and the move can be long enough to stand
-    out of the rounding.
+    the curvature of the loss, which is most of the curvature, does not enter, and the move can be long enough to stand
+    out from rounding.
     """
     refuse_shaking(training.network)
     parameters = list(training.parameters.values())
@@ -137,13 +137,13 @@ def along_logits(training: Pass, change: Float[Tensor, "n classes"]) -> Float[Te
 def step_length(training: Pass, v: Gradient) -> Tensor:
     """h for which the move h v has the length ½ precision^(2/3), each tensor of w measured against its own size.
 
-    The error of a long move was seen to grow with about the root of the length; a short one drowns in rounding,
-    precision / length. They are equal at that power. Measured early, midway and late in training, in float32, tf32 and
-    bf16 (docs/decisions.md).
+    The error of a long move was seen to grow with about the square root of its length; that of a short one is rounding,
+    precision / length. The two are equal at that power. Measured early, midway and late in training, in float32, tf32
+    and bf16 (docs/decisions.md).
 
-    Measured against ‖w‖ as a whole, a gradient that sits in a few small tensors would move them too far, as it does at
-    initialization. A tensor that is zero or tiny (a fresh head, a layer scale) counts as one of rows of length one, a
-    vector as one filled with ones.
+    Measured against ‖w‖ as a whole, a gradient concentrated in a few small tensors, as at initialization, would move
+    them too far. A tensor that is zero or tiny (a fresh head, a layer scale) counts as if its rows had length one, a
+    vector as if filled with ones.
     """
     w: list[Tensor] = list(training.parameters.values())
     size = torch.stack(torch._foreach_norm(w))
@@ -154,7 +154,7 @@ def step_length(training: Pass, v: Gradient) -> Tensor:
 
 @cache
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Numbers on a device, copied there once: the host waits for a copy, and a captured step cannot have one."""
+    """Numbers on a device, copied there once: the host waits for a copy, and a captured step cannot contain one."""
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
@@ -168,7 +168,7 @@ ROUTES: dict[str, Route] = {"difference": difference, "forward": forward, "unrol
 def moved(parameters: Sequence[Tensor], direction: Gradient, length: Tensor) -> Iterator[None]:
     """Parameters at w + length · direction; bit for bit at w again afterwards, whatever happens inside.
 
-    They move through `.data`, out of sight of autograd, which would otherwise call a graph kept over w invalid.
+    They move through `.data`, out of sight of autograd, which would otherwise reject a retained graph over w as stale.
     """
     data = [parameter.data for parameter in parameters]
     kept = [value.clone() for value in data]
@@ -183,8 +183,8 @@ def moved(parameters: Sequence[Tensor], direction: Gradient, length: Tensor) -> 
 def undisturbed(network: nn.Module, buffers: "Buffers | None" = None) -> Iterator[None]:
     """Passes inside leave no trace in running statistics or any other buffer, and start from `buffers` if given.
 
-    Not by restoring them: a graph kept over the training pass would call a buffer that was written since invalid.
-    Batch normalisation is told not to track; other modules work on copies.
+    Not by restoring them: once a buffer is written, autograd rejects the training pass's retained graph as stale.
+    Instead, batch normalisation is told not to track, and other modules work on copies.
     """
     tracking = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
     now = other_buffers(network)
@@ -211,9 +211,9 @@ def other_buffers(network: nn.Module) -> Buffers:
 
 @contextmanager
 def at_expectation(network: nn.Module) -> Iterator[None]:
-    """Layers with different coefficients forward and backward (shake) take the expectation of both.
+    """Layers with different coefficients forward and backward (shake) use the expected forward one in both passes.
 
-    Their gradient is otherwise not that of the loss they compute.
+    Otherwise their gradient is not that of the loss they compute.
     """
     shaking = [module for module in network.modules() if hasattr(module, EXPECTATION)]
     before = [getattr(module, EXPECTATION) for module in shaking]
@@ -236,7 +236,7 @@ def refuse_shaking(network: nn.Module) -> None:
 
 
 def refuse_reentrant(losses: Tensor) -> None:
-    """What torch.utils.checkpoint hides in a node of its own only a backward pass from end to end can find."""
+    """Refuse reentrant checkpoints, which hide layers in a node of their own: only a full backward pass finds these."""
     known: set[Node] = set()
     left = [losses.grad_fn]
     while left:

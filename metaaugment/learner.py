@@ -1,4 +1,4 @@
-"""Algorithm 1: task network, sampler, policy and its eyes, put together for any training loop."""
+"""Algorithm 1: task network, sampler, policy and its extractor, put together for any training loop."""
 
 import math
 import warnings
@@ -57,7 +57,7 @@ class Sampler(Protocol):
 
 
 class Learner:
-    """Learns a policy while a network trains, in the loop of whoever trains it.
+    """Learns a policy while a network trains, inside the user's own training loop.
 
         seen = learner.observe(images, labels)
         if learner.due:
@@ -66,27 +66,28 @@ class Learner:
         learner.weighted_loss(seen).backward()
         task_optimizer.step(); task_optimizer.zero_grad()
 
-    and `learner.sampler.update()` once per epoch. `step` does one iteration of this.
+    plus `learner.sampler.update()` once per epoch. `step` does one iteration of this.
 
     Args:
         network: the task network, from images to logits; any module.
         sampler: which transformations are drawn.
         policy: from features and embeddings to outputs; `UniformPolicy()` learns nothing.
-        extractor: a network of the policy's own whose features it sees; the task network's if not given. Parameters of
-            it that require a gradient are learned with the policy.
+        extractor: a network of the policy's own, whose features the policy sees; if not given, it sees those of the
+            task network. Its parameters that require a gradient are learned with the policy.
         features: name of the layer whose input is the feature; the last linear layer if not given.
         route: how the alignment is computed: "difference", "forward" or "unrolled". "difference" relies on the backward
             pass being the derivative of the forward pass; where it is not (straight-through rounding), use "forward".
-        lagged: update w with the gradient of Eq. 2, under the policy before its update, which saves a backward pass. A
-            GradScaler cannot scale that gradient: under float16 autocast leave it False, or use bfloat16.
-        every: the policy is updated on each `every`-th step.
+        lagged: update w with the gradient of Eq. 2, taken under the policy before its update, which saves a backward
+            pass. A GradScaler cannot scale that gradient: under float16 autocast leave this False, or use bfloat16.
+        every: the policy is updated on every `every`-th step.
         copies: transformations drawn for each image of a mini-batch.
-        alpha: where the learned inner step size starts.
-        loss: from logits and labels to one loss per sample, each of its own logits alone; cross-entropy if not given.
-        before: uint8 to uint8 on training images, ahead of the transformation (flip).
-        after: the same behind it (Cutout).
-        prepare: uint8 to what the network takes, for training and validation; division by 255 if not given.
-        generator: where transformations are drawn from; torch's own if not given.
+        alpha: initial value of the learned inner step size.
+        loss: from logits and labels to one loss per sample, which depends on that sample's logits alone; cross-entropy
+            if not given.
+        before: uint8 to uint8, on training images before the transformation (flip).
+        after: the same, after the transformation (Cutout).
+        prepare: uint8 to the network's inputs, for training and validation; division by 255 if not given.
+        generator: draws the transformations; torch's default one if not given.
         space, fill: of the transformations, as in `apply`.
         part: process larger validation batches in parts of at most this many images, whose gradients are averaged:
             their size then costs time but no memory.
@@ -147,8 +148,8 @@ class Learner:
         single = torch.promote_types(self.dtype, torch.float32)  # in half precision small steps are rounded away
         self.alpha = nn.Parameter(torch.tensor(alpha, dtype=single, device=self.device))
         self.steps = 0
-        # While a step is captured the host cannot look whether gradients are finite: 1 where the last were not, which
-        # a fused optimizer looks at on the device.
+        # While a step is captured, the host cannot check whether gradients are finite. This tensor, 1 if the last ones
+        # were not, is read by the fused optimizer on the device.
         self._not_finite: Tensor | None = None
         self._skipped = torch.zeros((), dtype=torch.long, device=like.device)
         self._checked: set[str] = set()
@@ -159,7 +160,7 @@ class Learner:
     # -- what a loop calls ------------------------------------------------------------------------------------------
 
     def observe(self, images: Tensor, labels: Tensor) -> Observation:
-        """Algorithm 1, lines 4 and 5: draw transformations, augment, and look at the losses and weights."""
+        """Algorithm 1, lines 4 and 5: draw transformations, augment, and compute losses and weights."""
         seen = self._see(images, labels)
         self.sampler.record(seen.transformation, seen.outputs.detach(), seen.losses.detach())
         self.steps += 1
@@ -167,8 +168,8 @@ class Learner:
 
     @torch.no_grad()
     def look(self, images: Tensor, labels: Tensor, seed: int) -> Observation:
-        """What `observe` would see with draws from this seed, without a trace: nothing is recorded, no statistics move,
-        and no generator goes on."""
+        """What `observe` would see with draws from this seed, without a trace: nothing is recorded, no statistics
+        change, and no generator advances."""
         network, gpu = bare(self.network), self.device.type == "cuda"
         before = None if self.generator is None else self.generator.get_state()
         with torch.random.fork_rng([self.device] if gpu else []), no_draws(), ExitStack() as stack:
@@ -200,7 +201,7 @@ class Learner:
         with replay.first(), self.features.watched(), self._precision_noted(replay):
             before = inputs._version
             logits = self.network(inputs)
-            if inputs._version != before:  # and every further pass would start from something else
+            if inputs._version != before:  # a repeated pass would start from other inputs
                 raise ValueError("the network changes its input in place; let it work on a copy, as x = x - mean does")
             losses = self._losses(logits, labels, "training")
         if self.extractor is not None:
@@ -223,14 +224,14 @@ class Learner:
         return self.due_at(self.steps)
 
     def due_at(self, step: int) -> bool:
-        """Whether a step, counted from 1, updates the policy: each `every`-th, where there is something to learn."""
+        """Whether a step, counted from 1, updates the policy: every `every`-th does, if there is something to learn."""
         return step > 0 and step % self.every == 0 and any(p is not self.alpha for p in self.policy_parameters())
 
     def policy_backward(self, seen: Observation, images: Tensor, labels: Tensor) -> None:
-        """Eqs. 2 and 3: add to `.grad` of θ and α their gradient of the validation loss at ŵ.
+        """Eqs. 2 and 3: add the gradient of the validation loss at ŵ to the `.grad` of θ and α.
 
-        A gradient that is not finite is left out and counted in `skipped`. Parameters and buffers of the network are
-        bit for bit as before, also after an exception.
+        A gradient that is not finite is left out and counted in `skipped`. The network's parameters and buffers stay
+        the same bit for bit, even after an exception.
         """
         check_batch(images, labels, self.device, "validation")
         if images.dtype != seen.images.dtype:
@@ -253,14 +254,14 @@ class Learner:
             accumulate(learned, gradients)
         seen.policy_moved = True
         if self.lagged:
-            # DistributedDataParallel averages what is the same on all processes; otherwise each leaves its own part.
+            # Under DistributedDataParallel, which averages, each process leaves the whole sum; otherwise its own part.
             whole = g if self.network is not bare(self.network) else own
             seen.gradient = [None if part is None else value for part, value in zip(own, whole, strict=True)]
 
     def weighted_loss(self, seen: Observation) -> Tensor:
         """Eq. 4: Σ V_i L_i with the weights of the policy as it is now; its backward pass trains the task network.
 
-        Where the gradient that backward leaves in `.grad` is not finite, all of `.grad` becomes zero, and the step is
+        If the gradient that backward leaves in `.grad` is not finite, all of `.grad` becomes zero, and the step is
         counted in `skipped`; an optimizer still applies its momentum and weight decay.
         """
         anew = seen.policy_moved and seen.gradient is None
@@ -270,15 +271,15 @@ class Learner:
             known = [(w, g) for w, g in zip(self.parameters.values(), seen.gradient, strict=True) if g is not None]
             value = _Given.apply(value.detach(), [g for _, g in known], *(w for w, _ in known))
         elif self.network is not bare(self.network):
-            # DistributedDataParallel averages over the processes what is a sum over them.
+            # DistributedDataParallel averages over the processes, but the loss is a sum over them.
             value = value * world_size()
-        # Under float16 torch's GradScaler skips such steps itself, and must see them to lower its scale.
+        # Under float16, torch's GradScaler skips non-finite steps itself, and must see them to lower its scale.
         if value.requires_grad and not (seen.replay.autocast and seen.replay.precision == torch.float16):
             value.register_hook(lambda _: self._guard_after_backward())
         return value
 
     def validation_gradient(self, images: Tensor, labels: Tensor) -> list[Tensor]:
-        """∇ L_val at w itself, one tensor per parameter, with batch statistics as in training; without a trace."""
+        """∇ L_val at w itself, one tensor per parameter, with batch statistics as in training; leaves no trace."""
         check_batch(images, labels, self.device, "validation")
         return self._validation_gradient(Replay(self.device), images, labels)
 
@@ -294,7 +295,7 @@ class Learner:
         policy_optimizer: Optimizer | None = None,
         validation_batches: Iterator[Batch] | None = None,
     ) -> Observation:
-        """One whole iteration; on steps that are due it takes the next validation batch."""
+        """One whole iteration; if the policy is due, it takes the next validation batch."""
         if "optimizers" not in self._checked:
             self.check_optimizers(task_optimizer, policy_optimizer)
             self._checked |= {"optimizers"} if policy_optimizer is not None else set()
@@ -310,15 +311,15 @@ class Learner:
         return seen
 
     def add_up_gradients(self) -> None:
-        """Sum over all processes what backward passes have left in `.grad` of w; once, ahead of the optimizer's step.
+        """Sum the accumulated `.grad` of w over all processes; call it once, before the optimizer's step.
 
-        For loops of several processes without DistributedDataParallel, which does so itself.
+        For loops with several processes but without DistributedDataParallel, which does this itself.
         """
         if world_size() > 1 and self.network is bare(self.network):
             add_up([w.grad for w in self.parameters.values() if w.grad is not None])
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """θ and α, and what is learned of an extractor of the policy's own."""
+        """θ, α, and the learned parameters of an extractor of the policy's own."""
         own = [] if self.extractor is None else self.extractor.parameters()
         return [p for p in (*self.policy.parameters(), *own, self.alpha) if p.requires_grad]
 
@@ -328,7 +329,7 @@ class Learner:
         return int(self._skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs to go on; the task network, optimizers and generators keep their own."""
+        """All that `load_state_dict` needs; the task network, optimizers and generators have states of their own."""
         state = {"alpha": self.alpha.detach(), "steps": self.steps, "skipped": self._skipped}
         return state | {name: part.state_dict() for name, part in self._kept().items()}
 
@@ -369,7 +370,7 @@ class Learner:
         optimizer.zero_grad()
 
     def _inner_gradient(self, seen: Observation, retain_graph: bool) -> tuple[list[Tensor | None], list[Tensor]]:
-        """∇ Σ V_i L_i at w: this process's part, None for parameters that have none, and the sum over all processes."""
+        """∇ Σ V_i L_i at w: this process's part, with None for unused parameters, and the sum over all processes."""
         refuse_reentrant(seen.losses)
         try:
             own = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph)
@@ -392,7 +393,7 @@ class Learner:
             return self._validation_gradient(seen.replay, images, labels)
 
     def _outer_loss(self, seen: Observation) -> Tensor:
-        """What θ and α are learned by, once the alignment is there."""
+        """The loss that θ and α are learned by, given the alignment."""
         assert seen.alignment is not None
         objective = getattr(self.policy, "objective", None)
         if objective is None:
@@ -424,7 +425,7 @@ class Learner:
         return self._judge(features, seen.transformation, more)[1]
 
     def _pass(self, seen: Observation) -> Pass:
-        """The training pass of a mini-batch, for the routes, which repeat it under other parameters."""
+        """The training pass of a mini-batch, for the routes, which repeat it at other parameters."""
         network, precision = bare(self.network), seen.replay.rounding(self._coarsest)
 
         def again(changed: Callable[..., Tensor]) -> Tensor:
@@ -438,12 +439,12 @@ class Learner:
         return Pass(network, self.parameters, seen.logits, again, losses, precision)
 
     def _validation_gradient(self, replay: Replay, images: Tensor, labels: Tensor) -> list[Tensor]:
-        """∇ L_val at the parameters as they are now, with batch statistics as in training; buffers stay as they are."""
+        """∇ L_val at the current parameters, with batch statistics as in training; buffers do not change."""
         network, w = bare(self.network), list(self.parameters.values())
-        # Each process has its share of the validation batch; the sum over them is the mean over the whole.
+        # Each process has its share of the validation batch; the sum over processes is the mean over the whole batch.
         count = total(torch.full_like(self.alpha.detach(), len(images)))
         v: list[Tensor] = []
-        with undisturbed(network), at_expectation(network):  # backward too: checkpointing makes the pass again there
+        with undisturbed(network), at_expectation(network):  # backward too, where checkpointing repeats the pass
             for part in self._parts(len(images), count):
                 some, theirs = images[part], labels[part]
                 with torch.autocast(self.device.type, replay.precision, replay.autocast, cache_enabled=False):
@@ -455,8 +456,8 @@ class Learner:
         return v
 
     def _parts(self, n: int, count: Tensor) -> list[slice]:
-        """Of this process's share of a validation batch: each of m parts takes every m-th image of the global batch, so
-        that a part, and its batch statistics, are the same for any number of processes."""
+        """The parts of this process's share of a validation batch: each of m parts takes every m-th image of the global
+        batch, so that a part and its batch statistics are the same for any number of processes."""
         if self.part is None:
             return [slice(n)]
         whole, begins = (n, 0) if world_size() == 1 else (int(count), share(int(count)).start)
@@ -465,9 +466,9 @@ class Learner:
 
     @contextmanager
     def _precision_noted(self, replay: Replay) -> Iterator[None]:
-        """In the first pass, the coarsest precision of the network's layers, where no autocast around it says so.
+        """In the first pass, note the coarsest precision of the network's layers, unless an autocast around it says so.
 
-        What torch.compile has made of a network cannot be looked into.
+        A compiled network cannot be inspected.
         """
         if "precision" in self._checked or replay.autocast or hasattr(self.network, "_orig_mod"):
             yield
@@ -478,7 +479,7 @@ class Learner:
         self._checked.add("precision")
 
     def _buffers(self) -> Buffers:
-        """Copies of what a pass may read and write; a repeated pass starts from them."""
+        """Copies of the buffers that a pass may read and write; a repeated pass starts from them."""
         kept = other_buffers(bare(self.network))
         return {m: {n: b if b is None else b.clone() for n, b in buffers.items()} for m, buffers in kept.items()}
 
@@ -492,7 +493,7 @@ class Learner:
         return losses
 
     def _default_generator(self) -> torch.Generator | None:
-        """torch's own of the network's device; None stands for the CPU's."""
+        """torch's default generator of the network's device; None stands for the CPU's."""
         return torch.cuda.default_generators[self.device.index or 0] if self.device.type == "cuda" else None
 
     def _to_unit_range(self, images: Tensor) -> Tensor:
@@ -504,7 +505,7 @@ class Learner:
         return images.to(self.dtype) / 255
 
     def _trained(self) -> dict[str, nn.Parameter]:
-        """What is trained of the network; looked up at each step, as layers may be frozen or weights replaced."""
+        """The network's trained parameters; looked up at each step, as layers may be frozen or weights replaced."""
         parameters = {name: w for name, w in bare(self.network).named_parameters() if w.requires_grad}
         if not parameters:
             raise ValueError("no parameter of the network requires a gradient; there is nothing to train")
@@ -513,11 +514,11 @@ class Learner:
     # -- what may go wrong --------------------------------------------------------------------------------------------
 
     def _looked_at(self, what: str) -> bool:
-        """Whether values are: on a GPU once, because the host has to wait for it."""
+        """Whether to check these values: on a GPU only once, because the host has to wait for them."""
         return self.device.type != "cuda" or what not in self._checked
 
     def check_optimizers(self, task: Optimizer, policy: Optimizer | None) -> None:
-        """Refuse those in the wrong order. What neither has, master copies for one, says nothing."""
+        """Refuse optimizers in the wrong order. Parameters of neither side, such as master copies, decide nothing."""
         own = [] if self.extractor is None else self.extractor.parameters()
         w = {id(parameter) for parameter in bare(self.network).parameters()}
         theta = {id(parameter) for parameter in (*self.policy.parameters(), *own, self.alpha)}
@@ -552,10 +553,10 @@ class Learner:
 
     @torch.no_grad()
     def _check_repeatable(self, seen: Observation) -> None:
-        """Once: the pass made again at w itself gives what it gave; a difference of two draws is no derivative."""
+        """Check once that the pass repeated at w gives the same logits; a difference of two draws is no derivative."""
         training = self._pass(seen)
         again, logits = training.again(training.network), seen.logits.detach()
-        if norm([again - logits]) > training.precision**0.5 * norm([logits]):  # of rounding there is far less
+        if norm([again - logits]) > training.precision**0.5 * norm([logits]):  # far more than rounding
             raise ValueError(
                 "the network gives other logits when its training pass is made again, and no difference of passes is "
                 "its derivative; keep its state in buffers, and draw from torch's, numpy's or Python's own generators"
@@ -563,20 +564,20 @@ class Learner:
         self._checked.add("repeatable")
 
     def _finite(self, gradients: Sequence[Tensor]) -> bool:
-        finite = total(norm(gradients)).isfinite()  # on all processes, each of which may have a part only
+        finite = total(norm(gradients)).isfinite()  # over all processes, as each may have only a part
         self._skipped += ~finite
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._not_finite = (~finite).float()
             return True
         if not (ok := bool(finite)):
             warnings.warn(
-                "a gradient is not finite and has no effect; learner.skipped counts them",  # the same words: said once
+                "a gradient is not finite and has no effect; learner.skipped counts them",  # a fixed text: shown once
                 stacklevel=3,
             )
         return ok
 
     def _guard_after_backward(self) -> None:
-        """Once the backward pass is over, and DistributedDataParallel with it, look at the gradients of w."""
+        """Check the gradients of w once the backward pass, DistributedDataParallel's part included, is over."""
         engine = torch.autograd.Variable._execution_engine
 
         def guard() -> None:
@@ -597,7 +598,7 @@ def _check_kinds(network: object, sampler: object, policy: object) -> None:
 
 
 def next_batch(batches: Iterator[Batch]) -> Batch:
-    """The next of the validation batches that `step` is given."""
+    """The next of the validation batches given to `step`."""
     if not isinstance(batches, Iterator):
         raise ValueError(f"validation_batches is a {type(batches).__name__}; give {STARTS_OVER}")
     try:

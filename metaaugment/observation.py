@@ -1,4 +1,4 @@
-"""What a mini-batch must be, and what it showed."""
+"""What a mini-batch must be, and what is observed on it."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from metaaugment.transformation import Transformation
 
 @dataclass
 class Observation:
-    """What a mini-batch showed: everything that the two updates of a step need."""
+    """What was observed on a mini-batch: everything that the two updates of a step need."""
 
     images: Tensor  # augmented, uint8
     labels: Tensor
@@ -23,11 +23,11 @@ class Observation:
     weights: Float[Tensor, " n"]  # V = P / ΣP
     losses: Float[Tensor, " n"]
     logits: Float[Tensor, "n classes"] = field(repr=False)
-    inputs: Tensor = field(repr=False)  # the images as the network got them
+    inputs: Tensor = field(repr=False)  # the images as the network gets them
     replay: Replay = field(repr=False)
     buffers: Buffers = field(repr=False)  # of the network, from before its pass
-    eyes: Replay | None = field(default=None, repr=False)  # the pass of an extractor of the policy's own
-    evidence: tuple[Tensor, ...] = field(default=(), repr=False)  # what the policy saw besides
+    eyes: Replay | None = field(default=None, repr=False)  # of the policy's own extractor
+    evidence: tuple[Tensor, ...] = field(default=(), repr=False)  # what else the policy sees
     alignment: Float[Tensor, " n"] | None = None  # s, on steps that update the policy
     policy_moved: bool = False  # since the weights were computed
     gradient: list[Tensor | None] | None = field(default=None, repr=False)  # Eq. 2's, where it stands in for Eq. 4's
@@ -65,8 +65,8 @@ def short(dtype: torch.dtype) -> str:
 
 
 def check_highest(logits: Tensor, labels: Tensor, what: str) -> None:
-    """For a user's own loss, which may ignore negative labels: int64 labels must not exceed the classes, because on a
-    GPU that aborts the process."""
+    """For a user's own loss, which may ignore negative labels: int64 labels must be below the number of classes,
+    because on a GPU a larger one aborts the process."""
     classes = logits.shape[1]
     if labels.shape == logits.shape[:1] and labels.dtype == torch.int64 and 1 < classes <= int(labels.max()):
         raise ValueError(
@@ -76,7 +76,7 @@ def check_highest(logits: Tensor, labels: Tensor, what: str) -> None:
 
 
 def check_labels(logits: Tensor, labels: Tensor, what: str) -> None:
-    """Class numbers, or probabilities of the classes, as cross-entropy takes them."""
+    """Labels must be class numbers or class probabilities, as cross-entropy takes them."""
     classes = logits.shape[1]
     numbers = labels.shape == logits.shape[:1] + logits.shape[2:] and labels.dtype in (torch.int64, torch.uint8)
     if not numbers and not (labels.shape == logits.shape and labels.is_floating_point()):

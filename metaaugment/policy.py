@@ -1,13 +1,13 @@
 """The augmentation policy network P(f(T(x)), e(T); θ), and how its outputs become the weights of a mini-batch.
 
-A policy is any module from features [n, d] and embeddings [n, 28] to positive outputs [n]. What it may have besides:
+A policy is any module from features [n, d] and embeddings [n, 28] to positive outputs [n]. It may also have:
 
-- `sees`: names in `EVIDENCE` of what it is handed further, behind the embedding;
+- `sees`: names in `EVIDENCE` of further inputs, passed after the embedding;
 - `normalize`: its own way to turn outputs into weights;
 - `objective`: its own way to learn from the alignment, in place of the gradient of Eq. 3;
-- `blind = True`: it does not look at transformations, and functions that have no embedding may be drawn.
+- `blind = True`: it does not look at transformations, so functions without an embedding may be drawn.
 
-A policy `Around` another one has what the other one has, but for what it does itself.
+A policy `Around` another one has these from the other, except those that it defines itself.
 """
 
 import math
@@ -26,7 +26,7 @@ Head = Callable[[Tensor], Tensor]
 
 
 OPTIONAL = ("sees", "normalize", "objective", "blind")
-LARGEST = 15.0  # logarithm of an output, either way: a larger ratio of weights says nothing more
+LARGEST = 15.0  # bound on the |logarithm| of an output: a larger ratio of weights says nothing more
 
 
 def exponential(x: Tensor) -> Tensor:
@@ -40,12 +40,12 @@ def normalize(outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 class PolicyNetwork(nn.Module):
-    """Embedding and feature each through a layer of 100 and ReLU, then together to one sigmoid output (Sec. 4).
+    """Embedding and feature each go through a layer of 100 and ReLU, then together to one sigmoid output (Sec. 4).
 
     Args:
         feature_dim: how many numbers a feature has.
         hidden: units of each layer.
-        head: from the last layer to positive numbers; `exponential` does not saturate where all outputs grow alike.
+        head: maps the last layer to positive numbers; `exponential` does not saturate when all outputs grow together.
     """
 
     sees: tuple[str, ...] = ()
@@ -65,12 +65,12 @@ class PolicyNetwork(nn.Module):
         return self.head(self.output(torch.cat(parts, dim=1).relu())).squeeze(1)
 
     def further(self, *evidence: Tensor) -> list[Tensor]:
-        """What joins embedding and feature, before ReLU."""
+        """Hidden units that join those of embedding and feature, before ReLU."""
         return []
 
 
 class CluePolicy(PolicyNetwork):
-    """The policy network, which also sees how sure the network is of the sample's label; ours, not the paper's."""
+    """A policy network that also sees how sure the network is of the sample's label; ours, not the paper's."""
 
     sees = ("clues",)
 
@@ -84,7 +84,7 @@ class CluePolicy(PolicyNetwork):
 
 
 class LabelPolicy(CluePolicy):
-    """The same, which also sees the label itself, as an embedding: many classes cost nothing."""
+    """A `CluePolicy` that also sees the label itself, as an embedding: many classes cost nothing."""
 
     sees = ("clues", "labels")
 
@@ -126,7 +126,7 @@ class UniformPolicy(nn.Module):
 
 
 class Around(nn.Module):
-    """Another policy; what is changed about it a subclass says."""
+    """Another policy; a subclass says what is changed about it."""
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
@@ -138,33 +138,33 @@ class Around(nn.Module):
         return self.policy(features, embedding, *evidence)
 
     def __getattr__(self, name: str) -> Any:
-        # Python asks here for what the class itself does not have.
+        # Called only for attributes that are not found in the usual way.
         return getattr(self.policy, name) if name in OPTIONAL else super().__getattr__(name)
 
 
 class RejectingPolicy(Around):
-    """Another policy, whose samples below the mean of the mini-batch get no weight: an ablation of the paper's.
+    """Another policy, with no weight for samples whose output is below the mini-batch mean: an ablation of the paper's.
 
-    What the sampler sees are the other policy's outputs, unchanged.
+    The sampler sees the other policy's outputs, unchanged.
     """
 
     def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         count = total(torch.full_like(outputs[0], len(outputs)))
         mean = total(outputs.detach().sum()) / count
-        # The mean of equal numbers may be rounded to above them.
+        # Rounding may put the mean of equal numbers above them.
         return normalize(outputs * (outputs >= mean * (1 - 8 * torch.finfo(mean.dtype).eps)))
 
 
 class RegressingPolicy(Around):
-    """Another policy, which learns to predict the alignment itself; a sample's weight grows with what is predicted.
+    """Another policy, which learns to predict the alignment itself; a sample's weight grows with the prediction.
 
-    The logarithm of the other policy's output is the prediction, in deviations of the mini-batch: one target per
-    sample and step, where Eq. 3 has one number per step. The weights that lower the validation loss most grow with the
-    expected alignment, so nothing else has to be known of it.
+    The prediction is the logarithm of the other policy's output, in standard deviations of the mini-batch: one target
+    per sample and step, where Eq. 3 has one number per step. The weights that lower the validation loss most grow with
+    the expected alignment, so it is enough to predict that.
 
     Args:
         policy: one with the head `exponential`.
-        sharpness: by how much the logarithm of a weight grows with each deviation, up to 5.
+        sharpness: how much the logarithm of a weight grows with each predicted standard deviation; at most 5.
     """
 
     def __init__(self, policy: nn.Module, sharpness: float = 1.0) -> None:
@@ -179,7 +179,7 @@ class RegressingPolicy(Around):
         return exponential(self.sharpness * super().forward(features, embedding, *evidence).log())
 
     def objective(self, outputs: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
-        """The mean square error of the predictions over the global mini-batch, of which this is a process's share."""
+        """This process's share of the mean squared error of the predictions over the global mini-batch."""
         s = alignment.detach()
         count = total(torch.full_like(s[0], len(s)))
         s = s - total(s.sum()) / count
@@ -192,7 +192,7 @@ def check_sharpness(sharpness: float) -> None:
         raise ValueError(f"sharpness is {sharpness:g}; it must be above 0, and at most 5")
 
 
-# -- what a policy is handed -------------------------------------------------------------------------------------------
+# -- what a policy is given --------------------------------------------------------------------------------------------
 
 
 def clues(logits: Float[Tensor, "n c"], labels: Int[Tensor, " n"]) -> Float[Tensor, "n 3"]:
@@ -203,7 +203,7 @@ def clues(logits: Float[Tensor, "n c"], labels: Int[Tensor, " n"]) -> Float[Tens
             "numbers [n]"
         )
     check_classes(labels, logits.shape[1], "the network that the policy sees through")
-    # Where a class is ruled out its logarithm is −∞, and its part of the entropy 0.
+    # The log-probability of a class that is ruled out is −∞; clamped, it adds 0 to the entropy instead of NaN.
     known = F.log_softmax(logits.detach().float(), dim=1).clamp(min=-1e4)
     loss = -known.gather(1, labels.long()[:, None]).squeeze(1)
     entropy = -(known.exp() * known).sum(1) / math.log(logits.shape[1])
@@ -217,12 +217,12 @@ EVIDENCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def seen_by(policy: nn.Module | Callable[..., nn.Module]) -> tuple[str, ...]:
-    """Names of the evidence that a policy, or one of a kind, is handed besides feature and embedding."""
+    """Names of the evidence that a policy, or a kind of policy, is given besides feature and embedding."""
     return getattr(policy, "sees", ())
 
 
 def evidence(policy: nn.Module, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-    """What a policy is handed besides feature and embedding, out of what the network says of the sample."""
+    """What a policy is given besides feature and embedding, computed from the network's logits and the labels."""
     return tuple(EVIDENCE[name](logits, labels) for name in seen_by(policy))
 
 
@@ -237,7 +237,7 @@ def weigh(policy: nn.Module, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"
 
 
 def check_classes(labels: Tensor, classes: int, whose: str) -> None:
-    """On the CPU; on a GPU the host would have to wait for it."""
+    """Only on the CPU: on a GPU the host would have to wait."""
     if labels.device.type != "cpu" or not len(labels):
         return
     least, most = int(labels.min()), int(labels.max())
@@ -277,7 +277,7 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     "clue-policy": CluePolicy,
     "label-policy": LabelPolicy,
 }
-# What may stand before the name of a kind.
+# Prefixes of a kind's name.
 HEADS: dict[str, Head] = {"": torch.sigmoid, "exponential-": exponential}
 WRAPPERS: dict[str, Callable[..., nn.Module]] = {"rejecting-": RejectingPolicy, "regressing-": RegressingPolicy}
 POLICIES = {
@@ -303,7 +303,7 @@ def build(
 
 
 def name_of(policy: nn.Module) -> str | None:
-    """The name in `POLICIES` of what a policy is; None where it has none."""
+    """A policy's name in `POLICIES`; None if it has none."""
     for prefix, wrapper in WRAPPERS.items():
         if type(policy) is wrapper:
             inner = name_of(policy.policy)  # type: ignore[arg-type]
@@ -314,5 +314,5 @@ def name_of(policy: nn.Module) -> str | None:
 
 
 def innermost(policy: nn.Module) -> nn.Module:
-    """The policy inside those around it."""
+    """The policy inside all those `Around` it."""
     return innermost(policy.policy) if isinstance(policy, Around) else policy

@@ -22,7 +22,7 @@ from metaaugment.transformation import FLOAT_TYPES
 FORMAT = 1
 KIND = "policy"
 WAY_OUT = "take an intact copy of it, or export the policy again"
-# Fields of a source that stand in a file as they are, and all fields of a file.
+# Fields of a source that a file holds as they are, and all fields of a file.
 PLAIN = ("network", "num_classes", "channels", "mean", "std", "fill", "size", "layer")
 FIELDS = ("p", "policy", "theta", "w", *PLAIN, "space", "provenance")
 
@@ -38,11 +38,11 @@ class Content(NamedTuple):
 
 
 class Foreign(ValueError):
-    """An intact policy that something is missing for; the message says what would help."""
+    """An intact policy that needs something that is missing here; the message says what would help."""
 
 
 def write(file: Path, content: Content, half: bool) -> None:
-    """Whole or not at all; with `half`, θ and w in float16."""
+    """Write the file whole or not at all; with `half`, θ and w in float16."""
     p, source, policy, extractor, provenance = content
     tree = {
         "format": FORMAT,
@@ -63,7 +63,7 @@ def write(file: Path, content: Content, half: bool) -> None:
 
 @contextmanager
 def reading(file: Path) -> Iterator[dict[str, Any]]:
-    """The tree of a file; what is wrong with it, or with what is made of it meanwhile, is said as damage to it."""
+    """The tree of a file; errors in reading it, or in what is made of it inside, become `Damaged`, naming the file."""
     try:
         tree = sealed.load(file, KIND)
     except sealed.Damaged as error:
@@ -80,7 +80,7 @@ def reading(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space | None) -> Content:
-    """What a tree says, with the network and the space of the user's own where it needs them."""
+    """The content of a tree, built with the user's own network and space if it needs them."""
     if not isinstance(tree, dict) or "format" not in tree:
         raise ValueError("it does not say its format")
     if type(tree["format"]) is not int or tree["format"] != FORMAT:
@@ -125,7 +125,7 @@ def _space_of(recorded: Mapping[str, str], given: Space | None) -> Space:
 
 
 def policy_name(policy: nn.Module) -> str:
-    """The name in `POLICIES` of what a policy is."""
+    """A policy's name in `POLICIES`; ValueError if it has none."""
     name = name_of(policy)
     if name is not None:
         return name
@@ -154,7 +154,7 @@ def copied_policy(name: str, tensors: Mapping[str, Tensor], num_classes: int) ->
 
 
 def copied_extractor(source: Source, tensors: Mapping[str, Tensor], own: nn.Module | None) -> nn.Module:
-    """The network that a policy sees through, with copies of these tensors: a copy of the user's own one, or ours."""
+    """The network that a policy sees through, with copies of these tensors: a copy of the user's, or one of ours."""
     if own is not None:
         if not isinstance(own, nn.Module):
             raise Foreign(f"extractor is {own!r}; give the network itself, an nn.Module")
@@ -174,7 +174,7 @@ def copied_extractor(source: Source, tensors: Mapping[str, Tensor], own: nn.Modu
 
 
 def _fitted(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> nn.Module:
-    """The module with copies of these tensors, in float32, in the place of its own; they must be the ones it needs."""
+    """The module with its tensors replaced by copies of these, in float32; they must be exactly those that it needs."""
     needed = module.state_dict()
     for name, own in needed.items():
         if not isinstance(own, Tensor):
@@ -187,7 +187,7 @@ def _fitted(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> nn.M
             raise ValueError(f"the tensor {what}/{name} has dtype {found.dtype}; it must be {own.dtype}")
     if unknown := sorted(tensors.keys() - needed.keys()):
         raise ValueError(f"the tensor {what}/{unknown[0]} has no place in the network")
-    # Copies: a tensor that was read may be a view of the file, whatever becomes of that.
+    # Copies, because a tensor that was read may be a view of the file, which may change later.
     copies = {name: tensors[name].detach().to(own.dtype, copy=True) for name, own in needed.items()}
     module.load_state_dict(copies, assign=True)
     return module

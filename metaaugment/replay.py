@@ -1,4 +1,4 @@
-"""Making a pass of the network again exactly: the same draws of dropout and shake layers, the same precision."""
+"""Repeating a pass of the network exactly: the same draws of dropout and shake layers, the same precision."""
 
 import random
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# While a step is captured in a CUDA graph, the state of a generator cannot be read. Instead each pass that draws the
-# same numbers has a generator state of its own, all of them alike (`capture.py` puts them here, first pass first; the
-# passes of the task network and those of an extractor of the policy's own are two such series).
+# While a step is captured in a CUDA graph, a generator's state cannot be read. Instead, passes that are to draw the
+# same numbers each have a generator state of their own, all with the same seed. `capture.py` puts them here, in the
+# order of the passes, as two series: those of the task network and those of the policy's own extractor.
 captured_states: dict[str, list[torch.Generator]] = {}
 
 
 class Replay:
-    """What decides a pass besides its inputs, remembered when it is first made."""
+    """What determines a pass besides its inputs, recorded when the pass is first made."""
 
     def __init__(self, device: torch.device, series: str = "network") -> None:
         self.device = device
@@ -26,7 +26,7 @@ class Replay:
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """The pass as it is made first: as if this were not here."""
+        """Make the pass for the first time, as if nothing were recorded."""
         if self._capturing():
             with self._next_state():
                 yield
@@ -39,8 +39,8 @@ class Replay:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """The pass once more; the generators go on afterwards as if it had not been made."""
-        # Without the cache of autocast: it would give back casts of parameters from before they were moved.
+        """Repeat the pass; afterwards the generators go on as if it had not been made."""
+        # Without autocast's cache, which would return casts of the parameters from before they were moved.
         with torch.autocast(self.device.type, self.precision, self.autocast, cache_enabled=False):
             if self._capturing():
                 with self._next_state():
@@ -55,7 +55,7 @@ class Replay:
                 yield
 
     def rounding(self, dtype: torch.dtype) -> float:
-        """The relative error of one operation of the pass, of which this is the coarsest precision that it names."""
+        """The relative error of one operation of the pass; `dtype` is the coarsest that the network itself uses."""
         if self.autocast:
             return max(torch.finfo(self.precision).eps, torch.finfo(dtype).eps)
         if dtype == torch.float32 and self.device.type == "cuda" and torch.backends.cudnn.allow_tf32:
@@ -79,7 +79,7 @@ class Replay:
 
 @contextmanager
 def no_draws() -> Iterator[None]:
-    """Python's and numpy's generators, by which some layers decide (stochastic depth), go on as if none was used."""
+    """Afterwards, Python's and numpy's generators go on as if unused: some layers draw from them (stochastic depth)."""
     before = random.getstate(), np.random.get_state()
     try:
         yield
@@ -90,9 +90,9 @@ def no_draws() -> Iterator[None]:
 
 @contextmanager
 def precisions(network: nn.Module) -> Iterator[set[torch.dtype]]:
-    """The precisions of a network's parameters and, after the passes inside, of what its layers gave.
+    """The precisions of a network's parameters and, after the passes inside, of its layers' outputs.
 
-    A network may use autocast in its own `forward`, where nothing shows it from outside.
+    A network may use autocast in its own `forward`, which does not show from outside.
     """
     found = {w.dtype for w in network.parameters() if w.is_floating_point()}
 

@@ -1,11 +1,11 @@
 """Samplers: which two functions each sample gets.
 
 A sampler has `sample(n, generator)`, which draws a transformation, and `record` and `update`, which may do nothing.
-What it may have besides:
+It may also have:
 
 - `probabilities`: p_{j,k} [K, K], which the log of a run shows and an exported policy keeps;
-- `tallies`: tensors in which each process counts for itself until `update`, so that a checkpoint has the sum of all;
-- `state_dict`, `load_state_dict`: what has to be kept for a run to go on.
+- `tallies`: tensors in which each process counts on its own until `update`; a checkpoint holds the sum over processes;
+- `state_dict`, `load_state_dict`: what a run needs to continue.
 """
 
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ def probabilities(v: Float[Tensor, "..."], epsilon: float) -> Float[Tensor, "...
 class TransformationSampler:
     """Draws pairs of functions by p_{j,k}, estimated from the policy network's outputs (Eq. 5).
 
-    `record` collects outputs. `update` refreshes p from those of the last `window` calls of `update`: once per epoch in
-    the paper, which keeps 50 or 20 epochs. Before the first call, p is uniform.
+    `record` collects outputs. `update`, called once per epoch in the paper, recomputes p from those of the last
+    `window` calls of `update`: 50 or 20 epochs in the paper. Before the first call, p is uniform.
     """
 
     def __init__(self, epsilon: float = 0.1, window: int = 20, functions: int = K) -> None:
@@ -40,7 +40,7 @@ class TransformationSampler:
         self.epsilon = epsilon
         self.window = window
         self.probabilities = torch.full((functions, functions), 1 / functions**2, dtype=torch.float64)
-        # Sum and number of the outputs of each pair: since the last call of update(), and between the calls before.
+        # Sum and number of each pair's outputs: since the last call of update(), and between the calls before it.
         self.present = torch.zeros(2, functions, functions, dtype=torch.float64)
         self.past = torch.zeros(0, 2, functions, functions, dtype=torch.float64)
 
@@ -61,7 +61,7 @@ class TransformationSampler:
         counts.index_add_(0, pair, finite.double())
 
     def update(self) -> None:
-        """Algorithm 1, line 11: p from the records of the last `window` calls, of all processes."""
+        """Algorithm 1, line 11: p from what all processes recorded within the window."""
         add_up([self.present])
         self.past = torch.cat([self.past, self.present[None]])[-self.window :]
         sums, counts = self.past.sum(0)
@@ -79,7 +79,7 @@ class TransformationSampler:
 
     @property
     def tallies(self) -> list[Tensor]:
-        """What each process counts for itself, until `update` adds it up."""
+        """What each process counts on its own, until `update` adds it up."""
         return [self.present]
 
     def to(self, device: torch.device | str) -> "TransformationSampler":
@@ -92,7 +92,7 @@ class TransformationSampler:
         return {"probabilities": self.probabilities, "present": self.present, "past": self.past}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Into the memory it has, which a captured step may use."""
+        """Loads into the existing memory, which a captured step may use."""
         for name in ("probabilities", "present", "past"):
             if state[name].shape[-2:] != self.probabilities.shape:
                 raise ValueError(
@@ -105,7 +105,7 @@ class TransformationSampler:
 
 
 class SingleSampler(TransformationSampler):
-    """Draws one function by p_j, estimated as in Eq. 5: the pairs whose second is Identity, and no other."""
+    """Draws one function by p_j, estimated as in Eq. 5: only pairs whose second function is Identity."""
 
     def __init__(self, epsilon: float = 0.1, window: int = 20) -> None:
         super().__init__(epsilon, window)
@@ -163,7 +163,7 @@ class IdentitySampler(StillSampler):
 def draw_pairs(
     probabilities: Float[Tensor, "K K"], n: int, generator: torch.Generator | None = None
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """n pairs (j, k) ~ p, by inverting the cumulative distribution: one uniform number per pair, no host in between."""
+    """n pairs (j, k) ~ p, by inverting the cumulative distribution: one uniform number per pair, no host involved."""
     device = generator.device if generator is not None else probabilities.device
     cumulative = probabilities.to(device).flatten().cumsum(0)
     place = torch.rand(n, generator=generator, device=device, dtype=torch.float64) * cumulative[-1]

@@ -23,15 +23,15 @@ try:
 except ImportError:  # Windows, which cannot open a folder either
     fcntl = None
 
-PATIENCE = 120.0  # seconds that a writer waits for another one of the same folder
-TENSOR = "@tensor"  # the key under which a tensor's name stands in its place
+PATIENCE = 120.0  # seconds that a writer waits for another one in the same folder
+TENSOR = "@tensor"  # the key of the object that stands for a tensor and holds its name
 # What reading a tree of the wrong form may raise.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
-MOST_WORDS = 500  # letters of a reason
+MOST_WORDS = 500  # characters of a reason
 
 
 class Damaged(ValueError):
-    """A file that is not what was written; `reason` says in what way, in a line whatever stands in the file."""
+    """A file that is not what was written; `reason` says how, on one line whatever the file contains."""
 
     def __init__(self, file: Path, reason: str, way_out: str = "") -> None:
         reason = " ".join(reason.split())
@@ -46,7 +46,7 @@ def save(file: Path, kind: str, tree: Mapping[str, Any]) -> None:
 
 
 def copied(tree: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """The tree with names in the place of its tensors, and copies of these on the CPU: what `write` takes."""
+    """The tree with names in place of its tensors, and copies of the tensors on the CPU: what `write` takes."""
     tensors: dict[str, Tensor] = {}
     return _pack(tree, tensors, ""), tensors
 
@@ -67,11 +67,11 @@ def load(file: Path, kind: str) -> dict[str, Any]:
     """
     if file.is_char_device():
         raise Damaged(file, "is a device, which may never end")
-    content = file.read_bytes()  # once: it may be replaced meanwhile
+    content = file.read_bytes()  # read once: the file may be replaced meanwhile
     try:
         tensors = safetensors.torch.load(content)
         metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
-    except (SafetensorError, KeyError) as error:  # KeyError: of a type that torch has not
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch lacks
         raise Damaged(file, f"is cut off or damaged ({error})") from None
     if "state" not in metadata or "sha256" not in metadata:
         raise Damaged(file, f"is not a {kind} file of metaaugment")
@@ -80,7 +80,7 @@ def load(file: Path, kind: str) -> dict[str, Any]:
     try:
         state = json.loads(metadata["state"])
         found, tree = str(state["kind"]), _unpack(state["tree"], tensors)
-    except MALFORMED as error:  # under a right SHA-256: written by another program
+    except MALFORMED as error:  # with a valid SHA-256: written by another program
         raise Damaged(file, f"is not an intact {kind}: its state is malformed ({first_line(error)})") from None
     if found != kind:
         raise Damaged(file, f"is a {found} file, not a {kind} file")
@@ -90,14 +90,14 @@ def load(file: Path, kind: str) -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; torch adds a trace of its own."""
+    """The first line of an error's message; torch appends a trace of its own."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written under another name, and put it in place when it is safe on the disk.
+    """Have a file written under a temporary name, and rename it when it is safe on the disk.
 
-    The other name is always the same: what a killed process left there is taken over by the next one.
+    The temporary name is always the same, so the next process overwrites what a killed one left there.
     """
     part = file.with_name(f".{file.name}.part")
     try:
@@ -109,15 +109,15 @@ def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
                 part.replace(file)
             finally:
                 part.unlink(missing_ok=True)
-    except OSError as error:  # named by the file that is meant
+    except OSError as error:  # name the file itself, not its part
         raise OSError(error.errno, error.strerror or str(error), str(file)) from None
 
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """No other process puts a file into this folder meanwhile: two that write the same one would share its part.
+    """Keep other processes from writing to this folder meanwhile: two that write the same file would share its part.
 
-    What was put there is safe against a loss of power at the end.
+    At the end, what was written is safe against a loss of power.
     """
     if fcntl is None:
         yield
@@ -129,7 +129,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.fsync(handle)
     finally:
         with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # closing it is not enough, where a child that was forked has it too
+            fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough if a forked child has it too
         os.close(handle)
 
 
@@ -157,7 +157,7 @@ def _digest(tensors: Mapping[str, Tensor], state: str) -> str:
 
 
 def _pack(tree: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """The tree with a name in the place of each tensor; the tensors, copied, go to `tensors`."""
+    """The tree with a name in place of each tensor; copies of the tensors go to `tensors`."""
     if isinstance(tree, Tensor):
         tensors[path] = tree.detach().to("cpu", copy=True).contiguous()
         return {TENSOR: path}
@@ -174,7 +174,7 @@ def _pack(tree: Any, tensors: dict[str, Tensor], path: str) -> Any:
 
 
 def _below(path: str, name: str) -> str:
-    """As in JSON pointers: a slash within a name is not one between names."""
+    """Escaped as in JSON pointers: a slash within a name is not one between names."""
     return f"{path}/{name.replace('~', '~0').replace('/', '~1')}"
 
 

@@ -12,15 +12,15 @@ from metaaugment.ops import PAPER_OPS, Space
 class Source:
     """What a policy was learned with; it decides what the policy's numbers mean."""
 
-    network: str | None  # the extractor: a name of `NETWORKS`, or None for a network of the user's own
+    network: str | None  # the extractor: a name in `NETWORKS`, or None for a network of the user's own
     num_classes: int
     channels: int
     space: Space  # what magnitudes mean
-    mean: tuple[float, ...]  # of the extractor's inputs, a channel, for pixels in [0, 1]
+    mean: tuple[float, ...]  # of the extractor's inputs, per channel, for pixels in [0, 1]
     std: tuple[float, ...]
-    fill: tuple[int, ...]  # what geometric functions uncover, a channel, in 0 … 255
+    fill: tuple[int, ...]  # color of what geometric functions uncover, per channel, in 0 … 255
     size: tuple[int, int]  # height and width of the images
-    layer: str | None = None  # of the extractor, whose input is the feature; the last linear one if not given
+    layer: str | None = None  # the extractor's layer whose input is the feature; the last linear one if not given
 
     def __post_init__(self) -> None:
         _check_number("num_classes", self.num_classes, 2)
@@ -44,7 +44,7 @@ class Source:
 
 
 def space_hash(space: Space) -> str:
-    """SHA-256 of what magnitudes mean to the paper's functions; the name is no part of it, nor are other functions."""
+    """SHA-256 of what magnitudes mean to the paper's functions, without the space's name and other functions."""
     fields = ("slope", "start", "around", "per", "of", "rounding", "signed")
     levels = []
     for op in PAPER_OPS:

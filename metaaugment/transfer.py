@@ -1,4 +1,4 @@
-"""The learned policy as one file: θ, w and p, frozen, for the training of any other network.
+"""The learned policy as one file: θ, w and p, frozen, for training any other network.
 
 The paper's transfer (its appendix, "Transferability"): the new network trains on images augmented by p, each weighted
 by the policy network, which sees them through the network it was learned with; `docs/policy-file.md` has the format.
@@ -42,18 +42,18 @@ from metaaugment.transformation import FLOAT_TYPES, INDEX_TYPES, Transformation,
 
 
 class LearnedPolicy:
-    """A policy that is not trained any more: θ, the network w that it sees through, and p.
+    """A policy that is no longer trained: θ, the network w that it sees through, and p.
 
         policy = LearnedPolicy.load("policy.safetensors")
         images, weights = policy.augment(images)
 
-    The extractor runs in evaluation mode, so that an output depends on no other image of the batch. Passes are in
-    float32, or, for the extractor, in what autocast says.
+    The extractor runs in evaluation mode, so that an output depends on no other image of the batch. Passes run in
+    float32, except that the extractor's follows autocast.
 
     Args:
         probabilities: p, [14, 14].
         source: what it was learned with.
-        policy, extractor: θ and w as modules, which become this object's own; neither for p alone.
+        policy, extractor: θ and w as modules, which this object takes over; give neither for p alone.
         provenance: where it comes from, as JSON values: recipe, data, accuracy, versions.
     """
 
@@ -99,9 +99,9 @@ class LearnedPolicy:
         return images, self.weights(images, transformation, labels)
 
     def transform(self, images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Transformation]:
-        """Augmented images, and how they were; `weights` of both can follow later.
+        """Augmented images and their transformations, from which `weights` can be computed later.
 
-        For the workers of a loader: weights are of a whole mini-batch, with several processes of that of all of them.
+        For a loader's workers, because weights need the whole mini-batch: with several processes, the global one.
         """
         self._check_images(images)
         transformation = drawn(lambda n: self.sample(n, generator), len(images)).to(images.device)
@@ -114,7 +114,7 @@ class LearnedPolicy:
     def weights(
         self, images: Tensor, transformation: Transformation, labels: Tensor | None = None
     ) -> Float[Tensor, " n"]:
-        """V = P / ΣP of images that are augmented already, over the global mini-batch."""
+        """V = P / ΣP of images that are already augmented, over the global mini-batch."""
         outputs = self.outputs(images, transformation, labels)
         return normalize(outputs) if self.judge is None else weigh(self.judge, outputs)
 
@@ -122,7 +122,7 @@ class LearnedPolicy:
     def outputs(
         self, images: Tensor, transformation: Transformation, labels: Tensor | None = None
     ) -> Float[Tensor, " n"]:
-        """P, raw, of images that are augmented already; 1 where there is p alone."""
+        """The raw outputs P of images that are already augmented; 1 if there is p alone."""
         self._check_images(images)
         self._check_labels(images, labels)
         if len(images) != len(transformation):
@@ -144,9 +144,9 @@ class LearnedPolicy:
             learner = Learner(network, sampler, judge, extractor=eyes, space=policy.space, prepare=…)
 
         Args:
-            mean, std: how that learner's `prepare` normalises pixels in [0, 1], a channel. The extractor then gets its
-                inputs turned into its own normalisation. Not given: as here. For a learner without `prepare`, which
-                only divides by 255, they are 0 and 1.
+            mean, std: those by which that learner's `prepare` normalises pixels in [0, 1], per channel; its inputs are
+                then converted to the extractor's own normalisation. If not given, `prepare` must use the policy's own.
+                For a learner without `prepare`, which only divides by 255, they are 0 and 1.
         """
         sampler = FixedSampler(self.probabilities)
         if self.judge is None or self.eyes is None:
@@ -160,11 +160,11 @@ class LearnedPolicy:
         return sampler, Judge(deepcopy(self.judge.policy)), eyes
 
     def sampler_only(self) -> "LearnedPolicy":
-        """The half of it that looks at no image: p alone, a few KB; all weights are the same."""
+        """The part that looks at no image: p alone, a few KB; all weights are the same."""
         return LearnedPolicy(self.probabilities, self.source, provenance=self.provenance)
 
     def to(self, device: torch.device | str) -> "LearnedPolicy":
-        """Moves it, and returns it."""
+        """Move the policy to a device, and return it."""
         self.sampler.to(device)
         if self.judge is not None and self.eyes is not None:
             self.judge.to(device)
@@ -192,7 +192,7 @@ class LearnedPolicy:
         return self.probabilities.device
 
     def describe(self) -> list[str]:
-        """What is in it, for people, a line each."""
+        """The lines of a description for people."""
         source = self.source
         height, width = source.size
         lines = [f"format       {FORMAT}"]
@@ -256,12 +256,12 @@ class LearnedPolicy:
         size: int | Sequence[int],
         provenance: Mapping[str, Any] | None = None,
     ) -> "LearnedPolicy":
-        """What a learner has learned, copied: its policy, its p, and the network that the policy sees through.
+        """A copy of what a learner has learned: its policy, its p, and the network that the policy sees through.
 
         Args:
-            network_name: of that network, the learner's extractor or else its task network; None for one of your own.
-            mean, std: of the learner's `prepare`, a channel, for pixels in [0, 1].
-            size: of the images: a side, or height and width.
+            network_name: of that network (the learner's extractor, or else its task network); None for one of your own.
+            mean, std: those of the learner's `prepare`, per channel, for pixels in [0, 1].
+            size: of the images: one side, or height and width.
         """
         if not all(isinstance(values, Iterable) for values in (mean, std)):
             raise ValueError(f"mean is {mean!r} and std {std!r}; give a number of each for each channel")
@@ -300,7 +300,7 @@ class LearnedPolicy:
         return found
 
     def digest(self) -> str:
-        """SHA-256 of all that it augments and weighs by."""
+        """SHA-256 of everything that determines how it augments and weighs."""
         modules = [self.judge.policy, self.eyes.network] if self.judge is not None and self.eyes is not None else []
         tensors = [self.probabilities, *(value for module in modules for value in module.state_dict().values())]
         about = {name: getattr(self.source, name) for name in policy_file.PLAIN}
@@ -311,10 +311,10 @@ class LearnedPolicy:
         return sha.hexdigest()
 
     def save(self, file: str | PathLike[str], half: bool = False) -> None:
-        """Write it, whole or not at all; with `half`, θ and w in float16.
+        """Write the policy to a file, whole or not at all; with `half`, θ and w in float16.
 
         Raises:
-            OSError: where it cannot be written.
+            OSError: if it cannot be written.
         """
         modules = (None, None) if self.judge is None or self.eyes is None else (self.judge.policy, self.eyes.network)
         content = policy_file.Content(self.probabilities, self.source, *modules, self.provenance)
@@ -328,9 +328,9 @@ class LearnedPolicy:
 
         Args:
             file: as `save` wrote it. Nothing in it is executed.
-            extractor: where the policy sees through a network of your own, that network; a copy of it gets the
-                parameters of the file. Not given: the file names one of ours.
-            space: where it was learned with a space of your own, that space.
+            extractor: the network that the policy sees through, if it is your own; a copy of it gets the parameters of
+                the file. Not needed if the file names one of ours.
+            space: the space that the policy was learned with, if it is your own.
 
         Raises:
             ValueError: naming the file, for anything but an intact policy.
@@ -352,16 +352,16 @@ def _probabilities_of(sampler: object) -> Tensor:
 
 
 def _check_normalization(learner: Learner, source: Source) -> None:
-    """Refuse another mean and deviation than those of `prepare`, by what it makes of black and of white images.
+    """Refuse a mean and deviation other than those of `prepare`, judged by what it makes of black and white images.
 
-    Of most of their pixels: it may pad, or cut. It may also be one for images in [0, 1].
+    The median pixel counts, since `prepare` may pad or cut. It may also be one for images in [0, 1].
     """
     levels = torch.tensor([0, 255], dtype=torch.uint8)
     mean, std = torch.tensor([source.mean, source.std], dtype=torch.float64)
     meant = (levels[:, None] / 255 - mean) / std
 
     def prepared(images: Tensor) -> Tensor | None:
-        """None where it does not take them: then nothing is known of it."""
+        """None if `prepare` does not take these images: then nothing is known of it."""
         images = images.view(2, 1, 1, 1).expand(2, source.channels, *source.size).to(learner.device)
         try:
             found = learner.prepare(images).flatten(2).double().median(2).values.cpu()
@@ -370,7 +370,7 @@ def _check_normalization(learner: Learner, source: Source) -> None:
         return found if found.shape == meant.shape else None
 
     devices = [learner.device] if learner.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices):  # training may go on afterwards
+    with torch.no_grad(), torch.random.fork_rng(devices):  # training may go on afterwards, with the same draws
         found, of_floats = prepared(levels), prepared(levels / 255)
     alike = [one for one in (found, of_floats) if one is not None and torch.allclose(one, meant, rtol=0.02, atol=0.02)]
     if found is not None and not alike:
@@ -391,7 +391,7 @@ def _eyes(network: nn.Module, source: Source, shift: Tensor | None, scale: Tenso
 def _normalization(
     mean: Sequence[float], std: Sequence[float], given_mean: Sequence[float] = (), given_std: Sequence[float] = ()
 ) -> tuple[Tensor, Tensor]:
-    """Shift and scale to zero mean and unit deviation, of pixels in 0 … 255 or of inputs normalised otherwise."""
+    """Shift and scale to zero mean and unit deviation, for pixels in 0 … 255 or inputs normalised by the given ones."""
     m, s = _column(mean), _column(std)
     if not given_mean:
         return m * 255, 1 / (s * 255)
@@ -421,14 +421,14 @@ def _check_finite(what: str, state: Mapping[str, Tensor]) -> None:
 
 
 def _check_fit(eyes: "Eyes", policy: nn.Module) -> None:
-    """Whether the extractor's features are what the policy takes, as far as that shows without a pass."""
+    """Refuse an extractor whose features the policy does not take, as far as that shows without a pass."""
     layer = eyes.features.layers[0]
     if len(eyes.features.layers) == 1 and isinstance(layer, nn.Linear):
         check_features(torch.empty(0, layer.in_features), _feature_layer(policy))
 
 
 def _as_json(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as it comes back from a file."""
+    """The provenance as it comes back from a file."""
     try:
         value = json.loads(json.dumps(provenance, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

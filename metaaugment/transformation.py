@@ -41,7 +41,7 @@ class Transformation:
         self._check_values()
 
     def _check_kinds(self) -> None:
-        """Types and shapes, which can be looked at without waiting for a device."""
+        """Types and shapes, which can be checked without waiting for a device."""
         n = len(self.first) if isinstance(self.first, Tensor) and self.first.ndim else 0
         fields = {"first": (n,), "second": (n,), "magnitudes": (n, 2), "signs": (n, 2), "positions": (n, 2, 2)}
         for name, shape in fields.items():
@@ -73,7 +73,7 @@ class Transformation:
         return len(self.first)
 
     def __getitem__(self, samples: int | slice | Tensor) -> "Transformation":
-        """The transformations of some of the samples; of one, as a batch of one."""
+        """The transformations of some of the samples; an index gives a batch of one."""
         if isinstance(samples, int):
             samples = range(len(self))[samples]
             samples = slice(samples, samples + 1)
@@ -83,7 +83,7 @@ class Transformation:
         return (self[sample] for sample in range(len(self)))
 
     def to(self, device: torch.device | str) -> "Transformation":
-        # Not waiting is safe towards a device only: the host would read memory before it is written.
+        # Only a copy to a device may be non-blocking: on the host, memory would be read before it is written.
         device = torch.device(device)
         return self._map(lambda value: value.to(device, non_blocking=device.type != "cpu"))
 
@@ -109,7 +109,7 @@ class Transformation:
 
     @classmethod
     def _trusted(cls, *values: Tensor | None) -> "Transformation":
-        """Without checks of the values, which would make the host wait for a GPU."""
+        """Construct without checking values, which would make the host wait for a GPU."""
         transformation = object.__new__(cls)
         for name, value in zip(cls.__dataclass_fields__, values, strict=True):
             object.__setattr__(transformation, name, value)
@@ -121,7 +121,7 @@ class Transformation:
 
 
 def device_of(generator: torch.Generator | None) -> torch.device:
-    """Where its numbers are drawn; without one, torch's default."""
+    """The device that a generator draws on; torch's default device if there is none."""
     return torch.get_default_device() if generator is None else generator.device
 
 
@@ -167,7 +167,7 @@ def as_pixels(images: Tensor) -> UInt8[Tensor, "n c h w"]:
     """uint8 images as they are, and floating-point ones in [0, 1] as the uint8 images that they stand for."""
     if images.dtype == torch.uint8:
         return images
-    if images.device.type == "cpu":  # elsewhere the check would make the host wait; there values are cut off
+    if images.device.type == "cpu":  # elsewhere the check would make the host wait; there values are clamped
         good = (images >= 0) & (images <= 1)
         _refuse(images, ~good, "images holds", "floating-point images lie in [0, 1], before they are normalised")
     return (images.float() * 255).round_().nan_to_num_().clamp_(0, 255).to(torch.uint8)

@@ -1,4 +1,4 @@
-"""Calls of the program: their exit status, and, of those that would take too long, what they would do."""
+"""Calls of the program: their exit status or, for those that would take too long, what they would do."""
 
 from collections.abc import Sequence
 from unittest.mock import MagicMock
@@ -22,7 +22,7 @@ def program(*args: object) -> int:
 
 
 def understood(commands: Sequence[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What each of our commands would do, in a word or two; one that is refused ends the test."""
+    """What each command would do, in a word or two; one that is refused ends the test."""
     asked = []
     monkeypatch.setattr(run, "train", lambda recipe, *more: asked.append(recipe.name))
     monkeypatch.setattr(searching, "search", lambda kind, recipe, *more: asked.append(f"{kind.system} {recipe.name}"))

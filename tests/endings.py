@@ -1,6 +1,6 @@
-"""How a run ends, by being killed too, and what it comes to: bit for bit what another one does, but for clocks.
+"""How a run ends, also by being killed, and whether two runs come to the same end: bit for bit, except for clocks.
 
-And but for the commit, which changes under a test when somebody works on the code meanwhile.
+The commit is excepted too: it changes during a test when somebody works on the code meanwhile.
 """
 
 import json
@@ -17,7 +17,7 @@ TIMES = ("seconds", "images_per_second", "commit")
 
 
 class Killed(BaseException):
-    """As sudden as SIGKILL: nothing on the way catches it."""
+    """As sudden as SIGKILL: nothing catches it on the way."""
 
 
 def timeless(values: dict[str, Any]) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def timeless(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows(out: Path) -> list[Row]:
-    """The log without its clock."""
+    """The log without its times."""
     return [timeless(json.loads(line)) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
@@ -35,7 +35,7 @@ def final(out: Path) -> dict[str, Any]:
 
 
 def assert_same(one: Any, other: Any, path: str = "") -> None:
-    """Bit for bit, through a tree."""
+    """Compare two trees of values, bit for bit."""
     if isinstance(one, dict):
         assert one.keys() == other.keys(), path
         for key in one:

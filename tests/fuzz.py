@@ -1,20 +1,20 @@
-"""Fuzzing of all that the program reads from outside: bad files are refused in a sentence, and do no harm.
+"""Fuzzes everything that the program reads from outside: bad files are refused in a sentence, and do no harm.
 
     python tests/fuzz.py --cases 100000 --seed 0          all targets, by their shares, in two processes
     python tests/fuzz.py --target image --cases 2000      one of them
     python tests/fuzz.py --replay FOLDER                  a case that was at fault, once more
 
-Each case is a folder of files, made from valid ones by `spoiled.py` through Hypothesis, and lies on the disk before
-anything reads it: one that takes the process with it is known as well. A reader may return, or raise a ValueError or
-OSError of one sentence; the program may end with status 0 or 2. At fault is what raises or says anything else, and what
+Each case is a folder of files, made from valid ones by `spoiled.py` through Hypothesis. It is on disk before anything
+reads it, so that a case that kills the process is known too. A reader may return, or raise a ValueError or OSError of
+one sentence; the program may end with status 0 or 2. A case is at fault if a reader raises or says anything else, or
 
 - takes more than 5 s of processor time, or 60 s by the clock;
-- takes more than 1 GiB of memory: the largest resident set while a case is read (VmHWM, set back before each one)
-  less that before it. Besides, the address space is limited to 4 GiB more than the process has when it begins, and an
-  allocation that fails is a fault, whoever catches it;
+- takes more than 1 GiB of memory: the largest resident set while the case is read (VmHWM, reset before each one) minus
+  the resident set before it. Besides, the address space is limited to 4 GiB more than the process has at its beginning,
+  and a failed allocation is a fault even if it is caught;
 - starts a program, opens a socket, imports or compiles anything, has a pickle find a class, or writes anywhere but
-  into the folder of the case, by Python's audit events. (What may be: git, which says which commit this is; and what
-  is made of our own types for the command line, and of the template of the page.)
+  into the folder of the case, by Python's audit events. (Allowed are git, which says which commit this is, and code
+  that is compiled from our own types for the command line and from the template of the page.)
 """
 
 import argparse
@@ -44,14 +44,14 @@ from PIL import Image, ImageCms  # noqa: F401 - the latter is imported for image
 from harm import Account, Fault, Hang, Watch, clocked, judge, resident
 from outside import TARGETS, Files, Seeds, build
 
-ADDRESSES = 2**32  # bytes of address space that a process may have more than at its beginning
+ADDRESSES = 2**32  # bytes that a process's address space may grow by
 CHUNK = 500
 
 
 def fuzz(
     name: str, number: int, cases: int, seeds: Seeds, folder: Path, judged: Callable[[Account, int], None]
 ) -> Account:
-    """So many cases of a target, the same ones for the same number; `judged` is called for each, which lies there."""
+    """So many cases of a target, determined by `number`; `judged` is called on each, with its files in `folder`."""
     account = Account()
     began = time.monotonic()
 
@@ -78,13 +78,13 @@ def put(folder: Path, files: Files) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name, content in files.items():
-        with contextlib.suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # names in each other's way
+        with contextlib.suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # names that clash
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
 
 
 def ready(seeds: Seeds, folder: Path) -> Watch:
-    """Everything imported that a reader imports when it is first called, and the limits set."""
+    """Have readers import all that they import when first called, and set the limits."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ["METAAUGMENT_DATA"] = str(folder)
@@ -98,14 +98,14 @@ def ready(seeds: Seeds, folder: Path) -> Watch:
 
         fuzz(name, 0, 1 if name in ("page", "command") else 20, seeds, folder, first)
     put(folder, {"recipe.json": seeds.file("run/recipe.json")})
-    build(folder)  # those that are spoiled may all be refused before their first step
+    build(folder)  # all of the spoiled ones may be refused before their first step
     limit = resident("VmSize") + ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     return Watch()
 
 
 def work(jobs: Connection, source: Path, folder: Path, faults: Path, done: Any) -> None:
-    """A process that takes chunks of cases and answers with accounts."""
+    """The loop of a process that takes chunks of cases and answers with accounts."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     seeds = Seeds(source)
@@ -129,7 +129,7 @@ def work(jobs: Connection, source: Path, folder: Path, faults: Path, done: Any) 
 
 
 def keep(folder: Path, faults: Path, fault: Fault) -> Path:
-    """The files of a case, and what they did."""
+    """Keep the files of a case, and what they did."""
     kept = faults / f"{fault.target}-{fault.seed}-{fault.case}"
     shutil.copytree(folder, kept, dirs_exist_ok=True)
     (kept / "fault.txt").write_text(f"{fault.what}\n\n{fault.told}", errors="backslashreplace")
@@ -140,7 +140,7 @@ Work = Callable[[Connection, Path, Path, Path, Any], None]
 
 
 class Worker:
-    """A process at work, and what is known of it from outside."""
+    """A process at work, as seen from outside."""
 
     def __init__(self, source: Path, folder: Path, faults: Path, work: Work) -> None:
         self.arguments = source, folder, faults, work
@@ -164,7 +164,7 @@ class Worker:
 
 
 def chunks(targets: Sequence[str], cases: int, number: int) -> deque[tuple[str, int, int]]:
-    """Cases shared out to targets, in pieces; the pieces of all targets in turn."""
+    """Cases distributed over targets, in chunks; targets take turns."""
     shares = {name: TARGETS[name].share for name in targets}
     pieces = []
     for place, (name, share) in enumerate(shares.items()):
@@ -185,7 +185,7 @@ def fuzz_all(
     huge: bool = True,
     work: Work = work,
 ) -> dict[str, Account]:
-    """The accounts of all targets; cases that are at fault are kept in a folder. `huge`: whether some images are."""
+    """The accounts of all targets; cases at fault are kept in `faults`. `huge`: whether to include huge images."""
     accounts = {name: Account() for name in targets}
     with tempfile.TemporaryDirectory() as place:
         source = Path(place) / "seeds"
@@ -224,7 +224,7 @@ def fuzz_all(
 
 
 def replay(folder: Path) -> list[Fault]:
-    """A case that was kept, in this process."""
+    """Run a case that was kept, in this process."""
     name = folder.name.split("-")[0]
     with tempfile.TemporaryDirectory() as place:
         files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}

@@ -1,4 +1,4 @@
-"""Harm that reading a file may do, and who looks out for it."""
+"""Harm that reading a file may do, and the watch for it."""
 
 import contextlib
 import faulthandler
@@ -15,7 +15,7 @@ from typing import Any
 
 from outside import Target
 
-# Of a case: processor time, time by the clock, and memory.
+# The limits of a case: processor time, time by the clock, and memory.
 SECONDS, CLOCK, BYTES = 5.0, 60.0, 2**30
 
 HARM = (
@@ -38,15 +38,15 @@ WRITES = (
 
 
 class Hang(BaseException):
-    """A case that takes too long; no reader may take it for an error of the file."""
+    """A case takes too long; a BaseException, so that no reader mistakes it for an error of the file."""
 
 
 class Harm(RuntimeError):
-    """What a file had Python do."""
+    """What a file made Python do."""
 
 
 class Watch:
-    """Python's audit events while a case is read. A hook cannot be taken away; without a folder it does nothing."""
+    """Python's audit events while a case is read. A hook cannot be removed; without a folder it does nothing."""
 
     def __init__(self) -> None:
         self.folder: Path | None = None
@@ -68,12 +68,12 @@ class Watch:
             paths = [os.fsdecode(arg) for arg in args[:2] if isinstance(arg, str | bytes | os.PathLike)]
             return any(self._outside(os.path.join(within, path)) for path in paths)
         if event == "subprocess.Popen" and args[0] == "git":
-            return False  # which commit this is, for a policy that is exported
+            return False  # finds the commit, for a policy that is exported
         return event.startswith(HARM) and event != "socket.gethostname"
 
     @staticmethod
     def _ours(source: str) -> bool:
-        """Whether it is made of our own types, for the command line, or of the template of the page."""
+        """Whether code comes from our own types, for the command line, or from the template of the page."""
         frame: FrameType | None = sys._getframe(3)
         by = "" if frame is None else str(frame.f_globals.get("__name__"))
         return source.endswith("page.html") or by.split(".")[0] in ("tyro", "typing", "dataclasses")
@@ -94,7 +94,7 @@ class Watch:
 
 @contextlib.contextmanager
 def clocked() -> Iterator[None]:
-    """Ends a case that takes too long, if need be with its process."""
+    """Ends a case that takes too long, if need be together with its process."""
 
     def ring(signum: int, frame: FrameType | None) -> None:
         raise Hang(f"more than {SECONDS:g} s of processor time")
@@ -111,7 +111,7 @@ def clocked() -> Iterator[None]:
 
 
 def resident(field: str) -> int:
-    """Bytes of memory of this process: VmRSS now, VmHWM at most since it was set back."""
+    """Bytes of memory of this process: VmRSS at present, VmHWM at most since the last reset."""
     with open("/proc/self/status") as status:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith(field))
 
@@ -120,8 +120,8 @@ def resident(field: str) -> int:
 class Fault:
     target: str
     what: str  # in a line
-    where: str  # it was raised
-    told: str = ""  # the whole story
+    where: str  # the line that raised
+    told: str = ""  # the whole traceback
     seed: int = 0
     case: int = 0
     folder: str = ""  # with the files
@@ -135,12 +135,12 @@ class Fault:
 
 @dataclass
 class Account:
-    """What cases came to: of how many the files were read and refused, and the worst of what they took."""
+    """Outcomes of cases: how often files were read and refused, and the most time and memory that a case took."""
 
     cases: int = 0
     read: int = 0
     refused: int = 0
-    seconds: float = 0.0  # of the clock
+    seconds: float = 0.0  # by the clock
     slowest: float = 0.0  # of processor time
     memory: int = 0
     faults: list[Fault] = field(default_factory=list)
@@ -153,7 +153,7 @@ class Account:
             self.note(fault)
 
     def note(self, fault: Fault) -> bool:
-        """Whether it is a new one."""
+        """Add a fault; returns whether it is a new one."""
         for known in self.faults:
             if (known.target, known.where, known.what[:40]) == (fault.target, fault.where, fault.what[:40]):
                 known.times += fault.times
@@ -163,17 +163,17 @@ class Account:
 
 
 def judge(name: str, target: Target, folder: Path, watch: Watch, account: Account) -> list[Fault]:
-    """Have a case read by all who do so; what each of them did wrong."""
+    """Have a case read by all readers of its target; returns what they did wrong."""
     found = []
     for reader in target.readers:
-        Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         before, began = resident("VmRSS"), time.process_time()
         error: BaseException | None = None
         watch.seen.clear()
         try:
             with clocked(), watch.over(folder):
                 reader(folder)
-        except BaseException as raised:  # whatever it is, it is looked at
+        except BaseException as raised:  # of whatever kind: it is judged below
             error = raised
         took, held = time.process_time() - began, resident("VmHWM") - before
         account.slowest, account.memory = max(account.slowest, took), max(account.memory, held)
@@ -213,7 +213,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place(error: BaseException | None) -> str:
-    """The innermost line of ours that an error went through."""
+    """The innermost line of our own code that an error passed through."""
     if error is None:
         return "no error"
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,11 +1,11 @@
-"""Kills the program at random moments, again and again, and compares what it ends in with an undisturbed end.
+"""Kills the program at random moments, again and again, and compares its final results with those of undisturbed runs.
 
     python tests/kills.py --kills 50 --seed 0
 
-Training, export, report and search, each in child processes that are forked behind the imports, so that no kill is
-spent on those. A kill falls at a moment drawn from the duration of the undisturbed command; every third one at the next
-moment behind it at which a file is being written. Then the same command is given again, and where it is refused, it
-goes on as its sentence says. Behind each kill all that lies there must be whole.
+Training, export, report and search run in child processes that are forked after the imports, so that no kill is spent
+on those. A kill comes at a moment drawn from the duration of the undisturbed command; every third one waits from there
+until a file is being written. Then the same command is given again, and if it is refused, it continues as the sentence
+says. After each kill, all files must be whole.
 """
 
 import argparse
@@ -54,10 +54,10 @@ class Command:
 
     Args:
         words: the command, for a folder.
-        outcome: what it comes to there, to be compared with that of an undisturbed one.
-        check: raises unless what lies there behind a kill is whole; told the undisturbed outcome too.
-        kept: steps of training that would not be made again, where it trains.
-        prepare: makes what is there before.
+        outcome: its result there, to be compared with that of an undisturbed command.
+        check: raises unless what is there after a kill is whole; also given the undisturbed outcome.
+        kept: if it trains, the steps of training that would not be repeated.
+        prepare: makes what is there before the command.
     """
 
     words: Callable[[Path], Sequence[object]]
@@ -73,7 +73,7 @@ class Tally:
 
     seconds: float
     places: Counter[str] = field(default_factory=Counter)
-    ends: int = 0  # how often it came to its end, each time to the undisturbed one's
+    ends: int = 0  # how often it finished, each time with the undisturbed outcome
     lost: list[int] = field(default_factory=list)  # steps that a kill cost
 
     @property
@@ -95,7 +95,7 @@ def training(folder: Path) -> Command:
 
 
 def exporting(folder: Path) -> Command:
-    """The file is absent or whole: a policy that is there is never written over."""
+    """The file is absent or whole: an existing policy is never overwritten."""
 
     def outcome(out: Path) -> object:
         LearnedPolicy.load(out / "policy.safetensors")
@@ -109,7 +109,7 @@ def exporting(folder: Path) -> Command:
 
 
 def reporting(folder: Path) -> Command:
-    """The page is the old one or whole."""
+    """The page is the old one or the whole new one."""
 
     def outcome(out: Path) -> str:
         return re.sub(r"made [\d-]+ [\d:]+ by", "made by", (out / "report.html").read_text())
@@ -137,7 +137,7 @@ def searching_by_dada(folder: Path) -> Command:
 
 
 def searching_by_pba(folder: Path) -> Command:
-    """Several trainings in turn, of which some go on from others."""
+    """Several trainings in turn, some of which continue from others."""
     sizes = ("--epochs", 4, "--trials", 4, "--interval", 2)
     return Command(
         words=lambda out: ("search", "pba", "digits", *SMALL, *sizes, "--out", out),
@@ -157,7 +157,7 @@ COMMANDS = {
 
 
 def a_run(folder: Path) -> Path:
-    """What is exported and reported: a run that is trained once."""
+    """The run that is exported and reported, trained once."""
     out = folder / "run"
     if not out.exists():
         assert attempt(("train", "digits", *SMALL, "--epochs", 3, "--out", out), folder / "run.out") == 0
@@ -165,7 +165,7 @@ def a_run(folder: Path) -> Path:
 
 
 def run_of(out: Path) -> dict[str, Any]:
-    """Network, log and numbers of a run without its clock."""
+    """Network, log and numbers of a run without its times."""
     found: dict[str, Any] = {"log": rows(out), checkpoint.LAST: final(out)}
     for file in (out / name for name in ("recipe.json", "checkpoint.json", "result.json")):
         found[file.name] = timeless(json.loads(file.read_text())) if file.exists() else None
@@ -174,7 +174,7 @@ def run_of(out: Path) -> dict[str, Any]:
 
 
 def trials(out: Path) -> list[dict[str, Any]]:
-    """Those of a search; half a line that a kill left is none."""
+    """The trials of a search; half a line that a kill left does not count."""
     rows = (out / "trials.jsonl").read_text().splitlines()
     return [timeless(json.loads(row)) for row in rows if row.endswith("}")]
 
@@ -194,7 +194,7 @@ def steps_kept(out: Path) -> int:
 
 # -- children ----------------------------------------------------------------------------------------------------------
 
-_made = mmap.mmap(-1, 8)  # steps of a child's training, which it counts here
+_made = mmap.mmap(-1, 8)  # steps of a child's training, which the child counts here
 
 
 def counted(add: Callable[[Trainer, Observation], None]) -> Callable[[Trainer, Observation], None]:
@@ -206,7 +206,7 @@ def counted(add: Callable[[Trainer, Observation], None]) -> Callable[[Trainer, O
 
 
 def begin(words: Sequence[object], said: Path) -> int:
-    """Have a child call the program, with its output in a file; returns the child's id."""
+    """Call the program in a forked child, with its output in a file; returns the child's process id."""
     _made[:] = bytes(8)
     child = os.fork()
     if child == 0:
@@ -226,7 +226,7 @@ def begin(words: Sequence[object], said: Path) -> int:
 
 
 def attempt(words: Sequence[object], said: Path, killed: Callable[[float], bool] = lambda passed: False) -> int | None:
-    """The exit status of a call; None where it was killed, as `killed` said when told the seconds passed."""
+    """The exit status of a call; None if it was killed, which `killed` decides, given the seconds passed."""
     started, child = time.monotonic(), begin(words, said)
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -243,7 +243,7 @@ def attempt(words: Sequence[object], said: Path, killed: Callable[[float], bool]
 
 
 def torment(command: Command, kills: int, folder: Path, draw: random.Random) -> Tally:
-    """Kill a command so often; whenever it comes to its end all the same, that is compared, and it begins anew."""
+    """Kill a command `kills` times; whenever it finishes nevertheless, compare its outcome and begin anew."""
     whole = folder / "whole"
     command.prepare(whole)
     words, started = command.words(whole), time.monotonic()
@@ -274,20 +274,20 @@ def to_the_end(command: Command, out: Path, kills: int, tally: Tally, wanted: ob
         elif status == 2 and (resumed := re.search(r"with --resume (\S+),", said.read_text())):
             words = [*words[: words.index("--out")], "--resume", resumed[1]]
         elif status == 2 and "exists already; choose another name" in said.read_text():
-            return  # it was killed behind its work
+            return  # it was killed after its work
         else:
             assert status == 0, said.read_text()
             return
 
 
 def falling(out: Path, moment: float, aimed: bool) -> Callable[[float], bool]:
-    """Whether a kill falls, for `attempt`: from a moment on, and an aimed one when a file is being written."""
+    """For `attempt`, whether to kill: from a moment on, and if aimed, only while a file is being written."""
     before = unfinished(out)
     return lambda passed: passed >= moment and (not aimed or bool(unfinished(out) - before))
 
 
 def unfinished(out: Path) -> set[tuple[Path, int, int]]:
-    """Files that are being written, or were when a process was killed, each in the state that it is in."""
+    """Files that are being written, or were when a process was killed, each with its present state."""
     found = set()
     for part in out.rglob(".*.part") if out.exists() else ():
         with contextlib.suppress(FileNotFoundError):  # it is in place by now
@@ -300,7 +300,7 @@ def names(out: Path) -> list[str]:
 
 
 def place(out: Path, writing: bool) -> str:
-    """Where among the files that a command writes a kill fell."""
+    """Where a kill fell, relative to the files that a command writes."""
     begun = out.exists() and any(file.is_file() and not file.name.startswith(".") for file in out.rglob("*"))
     if (out / "report.html").exists():
         begun = (out / "report.html").read_text() != OLD_PAGE
@@ -308,7 +308,7 @@ def place(out: Path, writing: bool) -> str:
 
 
 def shares(kills: int, commands: Sequence[str]) -> dict[str, int]:
-    """Kills of each command: as many of each, and the rest for the first ones."""
+    """Kills of each command: equally many, and the remainder for the first ones."""
     return {name: kills // len(commands) + (at < kills % len(commands)) for at, name in enumerate(commands)}
 
 
@@ -329,7 +329,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     asked = parser.parse_args()
-    torch.set_num_threads(1)  # children are forked: there must be no threads to be lost
+    torch.set_num_threads(1)  # children are forked, which would lose other threads
     Trainer._add = counted(Trainer._add)  # type: ignore[method-assign]
     dataset("digits", size=16)
     draw, tallies = random.Random(asked.seed), {}

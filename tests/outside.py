@@ -1,4 +1,4 @@
-"""All that the program reads from outside: valid files of each kind, how they are spoiled, and who reads them."""
+"""Everything the program reads from outside: valid files of each kind, how they are spoiled, and what reads them."""
 
 import contextlib
 import gzip
@@ -93,7 +93,7 @@ class Seeds:
             (folder / "images" / name.replace(" ", "-")).write_bytes(content)
         return Seeds(folder)
 
-    @cache  # noqa: B019 - one for a process
+    @cache  # noqa: B019 - one per process
     def file(self, name: str) -> bytes:
         return (self.folder / name).read_bytes()
 
@@ -103,7 +103,7 @@ class Seeds:
 
 @st.composite
 def spoiled_file(draw: DrawFn, name: str, content: bytes) -> bytes:
-    """By what its name says that it is."""
+    """A spoiled file, by the kind that its name says."""
     if name.endswith(".safetensors"):
         return draw(spoiled_sealed(content))
     if name.endswith(".json"):
@@ -118,14 +118,14 @@ def spoiled_file(draw: DrawFn, name: str, content: bytes) -> bytes:
 
 @st.composite
 def among(draw: DrawFn, files: Files, names: Sequence[str], most: int = 1) -> Files:
-    """Some files, of which one, or a few, are spoiled."""
+    """The given files, of which one or a few are spoiled."""
     chosen = draw(st.lists(st.sampled_from(names), min_size=1, max_size=most, unique=True))
     return files | {name: draw(spoiled_file(name, files[name])) for name in chosen}
 
 
 @st.composite
 def some_recipe(draw: DrawFn, content: bytes) -> Files:
-    """Often with one field alone spoiled: two are refused for the one, and hide the other."""
+    """Often with a single field spoiled: of two, the one that is refused first would hide the other."""
     name, recipe = "recipe.json", json.loads(content)
     if draw(st.booleans()):
         field, value = draw(st.sampled_from(sorted(recipe))), Raw(draw(st.sampled_from(ODD)))
@@ -179,7 +179,7 @@ LEAVES = ("1.png", "2.PNG", "3.jpg", "\udcfe.gif", ".png", "\t.bmp", "notes.txt"
 
 @st.composite
 def some_tree(draw: DrawFn, seeds: Seeds) -> Files:
-    """Folders of images, of which some lie elsewhere, under names of all sorts, and are of all sorts."""
+    """Folders of images, some of them elsewhere, under all sorts of names and of all sorts of formats."""
     top = draw(st.sampled_from(("", "train/", "a/", "Train/")))
     names = [f"{top}{label}/{number}.png" for label in "ab" for number in range(8)]
     depth = st.lists(st.sampled_from(NAMES), max_size=3)
@@ -191,7 +191,7 @@ def some_tree(draw: DrawFn, seeds: Seeds) -> Files:
 
 @st.composite
 def some_pickles(draw: DrawFn) -> Files:
-    """CIFAR's files as Python has them, in any protocol, with a few instructions that do harm elsewhere."""
+    """CIFAR's pickled files, in any protocol, with a few instructions that would do harm in an ordinary unpickler."""
     protocol = draw(st.sampled_from((0, 1, 2, 4, 5)))
     files = {}
     for name, records in ((CIFAR.train[0], CIFAR.train_records), (CIFAR.test, CIFAR.test_records)):
@@ -218,7 +218,7 @@ PICKLED = (
 
 @st.composite
 def some_archive(draw: DrawFn) -> Files:
-    """A .tar.gz or .zip with names that lead anywhere, links, and sizes that are none."""
+    """A .tar.gz or .zip with names that lead anywhere, with links, and with wrong sizes."""
     stream, packed = io.BytesIO(), draw(st.booleans())
     names = draw(st.lists(st.sampled_from(ENTRIES), min_size=1, max_size=4))
     if packed:
@@ -286,7 +286,7 @@ def some_results(draw: DrawFn, seeds: Seeds) -> Files:
 
 
 def read_policy(folder: Path) -> None:
-    """A policy that can be read can also be used and be told of."""
+    """A policy that can be read can also be used and described."""
     policy = LearnedPolicy.load(folder / POLICY)
     policy.describe()
     height, width = (min(side, 32) for side in policy.source.size)
@@ -304,16 +304,16 @@ def resume(folder: Path) -> None:
 
 @cache
 def _trainer(folder: Path) -> Trainer:
-    """The one that the run of the seeds was trained by."""
+    """The trainer of the seeds' run."""
     recipe = replace(RECIPES["digits"](), epochs=2, per_class=12, batch=40, policy_batch=16)
     return run.trainer(run.prepare(recipe, HERE, QUIET), HERE, folder, Reader(), [])
 
 
 def build(folder: Path) -> None:
-    """A recipe that is accepted can be begun, and takes a step where that is not a large one."""
+    """A recipe that is accepted can be started, and takes a step unless that would be a large one."""
     recipe = run.read_recipe(folder / "recipe.json")
     if recipe.network in NETWORKS:
-        recipe = replace(recipe, network="small-cnn")  # others take seconds, and nothing of them is in a recipe
+        recipe = replace(recipe, network="small-cnn")  # others take seconds, and the recipe says nothing more of them
     experiment = run.prepare(recipe, replace(HERE, data=folder), QUIET)
     trainer = run.trainer(experiment, HERE, folder, Reader(), [])
     if recipe.batch * recipe.copies * max(trainer.train.split.images.shape[2:]) ** 2 <= 40 * 32**2:
@@ -322,7 +322,7 @@ def build(folder: Path) -> None:
 
 
 def look_at_run(folder: Path) -> None:
-    """All of a report but its drawings."""
+    """Everything in a report but its drawings."""
     report = page.Report.of([folder])
     assert len(report.runs) == 1
     run = report.runs[0]
@@ -414,12 +414,12 @@ def call(*words: str) -> Read:
 
 @dataclass(frozen=True)
 class Target:
-    """Something that is read, how it is spoiled, and who reads it."""
+    """Something that is read, how it is spoiled, and what reads it."""
 
     spoil: Callable[[Seeds], SearchStrategy[Files]]
     readers: tuple[Read, ...]
     share: float  # of about a thousand cases
-    refuses: bool = True  # whether it may; a report says what is missing instead
+    refuses: bool = True  # whether readers may refuse it; a report says what is missing instead
 
 
 LOOKED_AT = tuple(name for name in RUN if not name.startswith("checkpoint"))

@@ -1,4 +1,4 @@
-"""Processes of a test: those that work together by gloo, and waiting for what others do."""
+"""Processes of a test: those that work together through gloo, and waiting for what others do."""
 
 import os
 import time
@@ -18,16 +18,16 @@ def meet(rank: int, world: int, folder: str) -> None:
 def leave() -> None:
     """End this process when all are done, and leave its threads to the system.
 
-    On a busy machine gloo's own may still run when Python takes the process down, which then aborts.
+    On a busy machine gloo's threads may still run when Python shuts the process down, which then aborts.
     """
     dist.barrier()
     os._exit(0)
 
 
 def together(world: int, work: Callable[..., Any], folder: Path, *args: Any) -> list[Any]:
-    """What so many processes return from this work, each told its place among them; tensors, and trees of them."""
+    """What `world` processes return from `work`, each given its rank: tensors, or trees of them."""
     folder.mkdir(parents=True)
-    mp.set_forkserver_preload(["metaaugment"])  # read once: reading it takes longer than the work of most tests
+    mp.set_forkserver_preload(["metaaugment"])  # imported once: the import takes longer than the work of most tests
     mp.start_processes(_one, (world, str(folder), work, args), nprocs=world, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
@@ -39,7 +39,7 @@ def _one(rank: int, world: int, folder: str, work: Callable[..., Any], args: tup
 
 
 def until(fact: Callable[[], bool]) -> None:
-    """Wait for it; where it does not come for ten minutes the test fails by itself."""
+    """Wait for a fact, for at most ten minutes; the test then fails by its own assertions."""
     for _ in range(60_000):
         if fact():
             return

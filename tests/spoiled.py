@@ -17,7 +17,7 @@ from torch import Tensor
 
 from metaaugment import sealed
 
-# What may stand in the place of any JSON value; as text, for not all of it can be had as a value.
+# Substitutes for any JSON value; as text, because not all of them exist as Python values.
 ODD = (
     "null", "true", "false", "0", "-1", "1", "2", "3", "0.5", "-0.0", "1e-320", "1e308", "-1e308", "1e999", "NaN",
     "Infinity",
@@ -33,7 +33,7 @@ ODD = (
 
 
 class Raw(str):
-    """JSON text that stands in a tree as it is."""
+    """JSON text that is part of a tree as it is."""
 
 
 def text(tree: Any) -> str:
@@ -52,7 +52,7 @@ def text(tree: Any) -> str:
 
 @st.composite
 def spoiled_bytes(draw: DrawFn, content: bytes) -> bytes:
-    """Changed, inserted, left out, doubled or cut off at up to four places; headers come first, and are hit most."""
+    """Bytes changed, inserted, left out, doubled or cut off at up to four places, most often in headers."""
     for _ in range(draw(st.integers(1, 4))):
         reach = draw(st.sampled_from((16, 128, 1024, len(content))))
         start = draw(st.integers(0, min(reach, len(content))))
@@ -74,7 +74,7 @@ def spoiled_bytes(draw: DrawFn, content: bytes) -> bytes:
     return content
 
 
-# Numbers at the edges of their types, as files have them.
+# Numbers at the limits of their types, as bytes in a file.
 WORDS = tuple(
     struct.pack(order + kind, value)
     for order in "<>"
@@ -92,7 +92,7 @@ WORDS = tuple(
 
 @st.composite
 def spoiled_json(draw: DrawFn, tree: Any) -> str:
-    """With another value, or other keys, at up to three places; now and then with another byte of the text."""
+    """JSON with other values or keys at up to three places, and now and then with spoiled bytes in its text."""
     for _ in range(draw(st.integers(1, 3))):
         tree = _edited(draw, tree)
     found = text(tree)
@@ -112,7 +112,7 @@ def _edited(draw: DrawFn, tree: Any) -> Any:
                 copy[f"{key}x"] = copy.pop(key)
             case 2 if isinstance(tree, dict):
                 members = [f"{json.dumps(k)}: {text(v)}" for k, v in tree.items()]
-                members.append(f"{json.dumps(key)}: {draw(st.sampled_from(ODD))}")  # twice there
+                members.append(f"{json.dumps(key)}: {draw(st.sampled_from(ODD))}")  # the key twice
                 return Raw("{" + ", ".join(members) + "}")
             case 3 if isinstance(tree, dict):
                 copy["more"] = copy[key]
@@ -127,7 +127,7 @@ def _edited(draw: DrawFn, tree: Any) -> Any:
 
 
 def _near(draw: DrawFn, value: Any) -> Any:
-    """A value like this one, as a slip of the hand has it."""
+    """A value like this one, as by a slip of the hand."""
     if isinstance(value, Raw):
         return Raw(f"[{value}]")
     if isinstance(value, bool) or value is None:
@@ -157,7 +157,7 @@ FILLS = (float("nan"), float("inf"), -1.0, 0.0, 1e38, 255.0, -1e9)
 
 @st.composite
 def spoiled_sealed(draw: DrawFn, content: bytes) -> bytes:
-    """A sealed file spoiled before or behind its seal, which is then made anew: what is behind it is reached too."""
+    """A sealed file spoiled as it is, or inside and then sealed again, to reach what lies behind the seal."""
     way = draw(st.sampled_from(("bytes", "header", "state", "state", "state", "tensors", "tensors", "both")))
     if way == "bytes":
         return draw(spoiled_bytes(content))
@@ -250,12 +250,12 @@ def seal(state: str, tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def resealed(content: bytes) -> bytes:
-    """With the right SHA-256, where it still is a safetensors file."""
+    """The file with the right SHA-256, if it still is a safetensors file."""
     try:
         tensors = safetensors.torch.load(content)
         metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
         return content.replace(metadata["sha256"].encode(), sealed._digest(tensors, metadata["state"]).encode())
-    except Exception:  # not any more, in whatever way
+    except Exception:  # it no longer is one, in whatever way
         return content
 
 
@@ -265,7 +265,7 @@ SIDES = (0, 1, 2, 255, 8192, 9459, 13_377, 32_767, 65_535, 2**31 - 1, 2**31, 2**
 
 
 def images() -> dict[str, bytes]:
-    """Small images in many formats and modes, by a name that says which."""
+    """Small images in many formats and modes, by names that say which."""
     found = {}
     for kind, mode, options in (
         *(("PNG", mode, {}) for mode in ("1", "L", "P", "LA", "RGB", "RGBA", "I;16")),
@@ -324,7 +324,7 @@ def spoiled_image(draw: DrawFn, images: Mapping[str, bytes]) -> bytes:
             case 3 if content.startswith(PNG):
                 content = draw(spoiled_png(content))
             case 4:
-                content += draw(st.sampled_from(sorted(images.values(), key=len)))  # one file behind another
+                content += draw(st.sampled_from(sorted(images.values(), key=len)))  # one file after another
             case _:
                 content = draw(spoiled_bytes(content))
     return content
@@ -338,7 +338,7 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def chunks(png: bytes) -> list[tuple[bytes, bytes]]:
-    """As far as they can be told apart."""
+    """The chunks of a PNG, as far as they can be told apart."""
     found, place = [], len(PNG)
     while place + 12 <= len(png):
         length = int.from_bytes(png[place : place + 4], "big")
@@ -349,7 +349,7 @@ def chunks(png: bytes) -> list[tuple[bytes, bytes]]:
 
 @st.composite
 def spoiled_png(draw: DrawFn, png: bytes) -> bytes:
-    """Chunks with other contents, but right checksums; left out, doubled, or in another order."""
+    """A PNG with chunks changed, left out, doubled or added, but with right checksums."""
     parts = chunks(png)
     if not parts:
         return draw(spoiled_bytes(png))
@@ -379,7 +379,7 @@ def spoiled_png(draw: DrawFn, png: bytes) -> bytes:
 
 
 def sized(content: bytes, width: int, height: int) -> bytes:
-    """The same image, which says that it has another size."""
+    """The same image, whose header claims another size."""
     if content.startswith(PNG) and content[12:16] == b"IHDR":
         return PNG + chunk(b"IHDR", struct.pack(">II", width, height) + content[24:29]) + content[33:]
     if content.startswith(b"GIF8"):
@@ -407,7 +407,7 @@ def sized(content: bytes, width: int, height: int) -> bytes:
 
 
 def bombs() -> dict[str, bytes]:
-    """Images of few bytes that are honestly huge, and take gigabytes where nobody looks at their size first."""
+    """Images of few bytes that really are huge, and take gigabytes if nobody checks their size first."""
     found = {}
     for kind, mode, side, options in (
         ("PNG", "1", 13_370, {}), ("PNG", "P", 13_370, {"bits": 1, "transparency": 0}), ("PNG", "LA", 8190, {}),

@@ -1,8 +1,8 @@
-"""The program `metaaugment`, one process of which gets a signal in the middle of training; for torchrun.
+"""The program `metaaugment`, one of whose processes gets a signal in the middle of training; for torchrun.
 
     torchrun … tests/struck.py SIGNAL RANK STEP train …
 
-It strikes behind a step, counted over all epochs, and only where torchrun starts the processes for the first time.
+The signal comes after step STEP, counted over all epochs, and only when torchrun starts the processes the first time.
 """
 
 import os

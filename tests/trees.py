@@ -1,7 +1,7 @@
 """Small data sets in their official layouts, on disk.
 
-A writer of CIFAR or Omniglot returns the layout that describes what it wrote; a test puts it in the place of the
-official one: `monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path))`.
+A writer of CIFAR or Omniglot returns the layout that describes what it wrote; a test substitutes it for the official
+one: `monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path))`.
 """
 
 import pickle
@@ -18,7 +18,7 @@ from metaaugment.data import cifar, omniglot
 def write_cifar10(
     root: Path, records: int = 20, test_records: int = 20, held_out: int = 20, version: str = "binary"
 ) -> cifar.Layout:
-    """Five training files of so many images each, and a test file, labels in turn; "binary" or "python"."""
+    """Five training files of `records` images each, and a test file, with labels in turn; "binary" or "python"."""
     layout = replace(cifar.CIFAR10, train_records=records, test_records=test_records, held_out=held_out)
     return _write_cifar(root, layout, version)
 
@@ -31,7 +31,7 @@ def write_cifar100(
 
 
 def cifar_content(layout: cifar.Layout, file: str) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels [n, 3072] and labels [n] of a file: noise about a brightness of the class, so that it can be learned."""
+    """Pixels [n, 3072] and labels [n] of a file: noise around a brightness per class, so that it can be learned."""
     n = layout.records(file)
     random = np.random.default_rng([*file.encode()])
     labels = np.arange(n) % len(layout.classes)
@@ -54,7 +54,7 @@ def _write_cifar(root: Path, layout: cifar.Layout, version: str) -> cifar.Layout
 
 
 def write_omniglot(root: Path, background: int = 3, evaluation: int = 2, side: int = 105) -> omniglot.Layout:
-    """So many characters of 20 drawings, two to an alphabet: black strokes whose place is the character's."""
+    """So many characters of 20 drawings, two to an alphabet: black strokes whose length tells the character."""
     layout = omniglot.Layout({"images_background": background, "images_evaluation": evaluation})
     for part, count in layout.characters.items():
         for character in range(count):
@@ -68,7 +68,7 @@ def write_omniglot(root: Path, background: int = 3, evaluation: int = 2, side: i
 
 
 def write_folder(root: Path, classes: Mapping[str, int], side: int = 40) -> Path:
-    """So many pictures in each folder, such as {"train/cat": 12}; a color for each last name, and some noise."""
+    """So many pictures in each folder, such as {"train/cat": 12}: a color for each class, and some noise."""
     kinds = sorted({Path(name).name for name in classes})
     for name, count in classes.items():
         (root / name).mkdir(parents=True, exist_ok=True)

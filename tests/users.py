@@ -1,4 +1,4 @@
-"""Who runs a test."""
+"""Which user runs a test."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def ordinary_user() -> Iterator[None]:
-    """Nothing is forbidden to root."""
+    """Not root, to whom nothing is forbidden."""
     me = os.geteuid()
     if me == 0:
         os.seteuid(65534)

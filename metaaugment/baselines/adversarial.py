@@ -21,7 +21,7 @@ class AdversarialSampler:
     A policy is five sub-policies of two functions with a level each; every sample draws one of them, and both of its
     functions are applied. Sample i belongs to policy i % copies, as the learner repeats images `copies` times each.
     `update` is called once per epoch: the mean loss under each policy, normalized over the policies, is the reward of a
-    REINFORCE step, and other policies are drawn. All processes need the same seed, and then have the same policies.
+    REINFORCE step, and new policies are drawn. All processes need the same seed, and then have the same policies.
     """
 
     def __init__(self, copies: int = 8, seed: int = 0) -> None:
@@ -32,7 +32,7 @@ class AdversarialSampler:
         self.controller = Controller((len(FUNCTIONS), LEVELS), 2 * SUB_POLICIES, self.generator)
         self.reinforce = Reinforce(self.controller)
         self.decisions = self.controller.sample(copies, self.generator)
-        self.functions, self.magnitudes = self._policies()  # [copies, sub-policies, 2], where they are drawn from
+        self.functions, self.magnitudes = self._policies()  # [copies, sub-policies, 2], on the device of the draws
         # Sum and number of the losses under each policy since the last call of update().
         self.losses = torch.zeros(2, copies, dtype=torch.float64)
 
@@ -51,11 +51,11 @@ class AdversarialSampler:
         self.losses = self.losses.to(losses.device)
         finite = losses.isfinite()
         found = torch.stack([torch.where(finite, losses.double(), 0.0), finite.double()])
-        # Row by row of `copies`: sums in a fixed order, which index_add_ has not on a GPU.
+        # Summed over rows of `copies`: in a fixed order, which index_add_ does not have on a GPU.
         self.losses += F.pad(found, (0, -len(losses) % self.copies)).view(2, -1, self.copies).sum(1)
 
     def update(self) -> None:
-        """A step of the controller towards higher losses, of all processes, and policies for the next epoch."""
+        """Step the controller towards higher losses, summed over processes, and draw policies for the next epoch."""
         add_up([self.losses])
         self.reinforce.step(self.decisions, rewards(*self.losses.cpu()))
         self.decisions = self.controller.sample(self.copies, self.generator)
@@ -77,7 +77,7 @@ class AdversarialSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Into the memory it has, which a captured step may use."""
+        """Copies into the memory in use, which a captured step may read and write."""
         if state["decisions"].shape != self.decisions.shape:
             raise ValueError(
                 f"the state is of {len(state['decisions'])} policies; this sampler has {self.copies} copies"
@@ -101,7 +101,7 @@ class AdversarialSampler:
 
 
 def rewards(sums: Float[Tensor, " copies"], counts: Float[Tensor, " copies"]) -> Float[Tensor, " copies"]:
-    """Mean losses with zero mean and unit variance over the policies; 0 for one that has none."""
+    """Mean losses, normalized to zero mean and unit variance over the policies; 0 for a policy without losses."""
     seen = counts > 0
     means = sums[seen] / counts[seen]
     spread = means.std(correction=0) if seen.any() else 0.0

@@ -10,8 +10,8 @@ from torch.optim import Adam
 
 from metaaugment.ops import OPS
 
-# AutoAugment's functions in the order of our table. Its sixteenth, Sample Pairing, takes a second image; Identity is
-# none of them.
+# AutoAugment's functions in the order of our table, except its sixteenth, Sample Pairing, which takes a second image.
+# Identity is not one of them.
 FUNCTIONS: tuple[str, ...] = tuple(op.name for op in OPS if op.name != "Identity")
 PROBABILITIES = 11  # 0, 0.1, ..., 1
 LEVELS = 10  # 0, 1, ..., 9
@@ -24,11 +24,11 @@ ENTROPY = 1e-5
 
 
 class Controller(nn.Module):
-    """One-layer LSTM that makes a sequence of decisions, each in the light of those before it.
+    """One-layer LSTM that makes a sequence of decisions, each given those before it.
 
     Args:
-        kinds: how many choices each kind of decision has, in the order in which they follow on each other.
-        repeats: how often this order is gone through; a sequence has `len(kinds) * repeats` decisions.
+        kinds: how many choices each kind of decision has, in the order of the decisions.
+        repeats: how often this order is repeated; a sequence has `len(kinds) * repeats` decisions.
         generator: draws the initial weights, U(-0.1, 0.1) as in AutoAugment.
     """
 
@@ -39,7 +39,7 @@ class Controller(nn.Module):
         self, kinds: Sequence[int], repeats: int, generator: torch.Generator | None = None, hidden: int = HIDDEN
     ) -> None:
         super().__init__()
-        # All kinds share one table of choices, of which each has its own stretch; behind them stands the beginning.
+        # All kinds share one table of choices, each with its own range; the token that begins a sequence comes last.
         choices = sum(kinds)
         begins = torch.tensor([sum(kinds[:kind]) for kind in range(len(kinds))] * repeats)
         ends = begins + torch.tensor(list(kinds) * repeats)
@@ -47,7 +47,7 @@ class Controller(nn.Module):
         allowed = (table >= begins[:, None]) & (table < ends[:, None])
         self.register_buffer("places", begins, persistent=False)  # [length]
         self.register_buffer("allowed", allowed, persistent=False)  # [length, choices]
-        with torch.random.fork_rng(devices=[]):  # their own first weights are thrown away, and leave no trace
+        with torch.random.fork_rng(devices=[]):  # their default weights are discarded, and leave no trace
             self.embedding = nn.Embedding(choices + 1, hidden)
             self.lstm = nn.LSTM(hidden, hidden, batch_first=True)
             self.head = nn.Linear(hidden, choices)
@@ -65,17 +65,17 @@ class Controller(nn.Module):
         return torch.stack(decisions, 1)
 
     def log_probability(self, decisions: Int[Tensor, "n length"]) -> Float[Tensor, " n"]:
-        """Of whole sequences."""
+        """The log-probability of whole sequences."""
         tokens = decisions + self.places
         return self._log_probabilities(tokens).gather(2, tokens[:, :, None]).sum((1, 2))
 
     def entropy(self, decisions: Int[Tensor, "n length"]) -> Float[Tensor, " n"]:
-        """Summed over the decisions, each given those before it; its mean over sequences is the entropy of them all."""
+        """Summed over the decisions, each given those before it; its expectation is the entropy of whole sequences."""
         logs = self._log_probabilities(decisions + self.places)
         return -(logs.exp() * logs.masked_fill(~self.allowed, 0.0)).sum((1, 2))
 
     def _log_probabilities(self, tokens: Int[Tensor, "n length"]) -> Float[Tensor, "n length choices"]:
-        """Of each choice at each place, given the decisions before it."""
+        """The log-probability of each choice at each place, given the decisions before it."""
         before = torch.cat([torch.full_like(tokens[:, :1], self._beginning), tokens[:, :-1]], 1)
         return self._log_softmax(self.lstm(self.embedding(before))[0], self.allowed)
 
@@ -90,16 +90,16 @@ class Controller(nn.Module):
 def expected_reward(
     controller: Controller, decisions: Int[Tensor, "n length"], advantages: Float[Tensor, " n"], entropy: float
 ) -> Tensor:
-    """A number whose gradient is REINFORCE's estimate of that of the expected reward.
+    """A number whose gradient is REINFORCE's estimate of the gradient of the expected reward.
 
-    `advantages`: rewards of the controller's own decisions, less what was to be expected. `entropy`: weight of a bonus
-    for undecided decisions.
+    `advantages`: rewards of the controller's own decisions, minus what was expected. `entropy`: weight of the entropy
+    bonus.
     """
     return (advantages * controller.log_probability(decisions) + entropy * controller.entropy(decisions)).mean()
 
 
 class Reinforce:
-    """Steps that make decisions of high reward more likely, by Adam."""
+    """Adam steps that make decisions of high reward more likely."""
 
     def __init__(self, controller: Controller, rate: float = RATE) -> None:
         self.controller = controller

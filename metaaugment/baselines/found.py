@@ -10,7 +10,7 @@ from metaaugment.ops import INDEX, MAX_MAGNITUDE, OPS
 
 @dataclass(frozen=True)
 class Function:
-    """An image function of a policy: with this probability, at this level of its system's."""
+    """An image function of a policy, with its probability and its level on the scale of its system."""
 
     name: str
     probability: float
@@ -29,7 +29,7 @@ class Function:
 
 @dataclass(frozen=True)
 class FoundPolicy:
-    """A policy of a compared system. Levels reach from 0 to `max_level`, magnitudes of its space from 0 to 10."""
+    """A policy of a compared system. Levels range from 0 to `max_level`, magnitudes of its space from 0 to 10."""
 
     system: str
     source: str
@@ -45,9 +45,9 @@ class FoundPolicy:
 
 
 class Table:
-    """Indices, probabilities and magnitudes of functions, where they are drawn from.
+    """Indices, probabilities and magnitudes of functions, on the device where they are drawn.
 
-    Magnitudes are float64: a level that its system truncates, such as 10 · 0.29, must not fall short.
+    Magnitudes are float64: a level that its system truncates, such as 10 · 0.29, must not fall short by rounding.
     """
 
     def __init__(self, policy: FoundPolicy, functions: Sequence[Function]) -> None:
@@ -56,12 +56,12 @@ class Table:
         self.magnitudes = torch.tensor([policy.magnitude(function) for function in functions], dtype=torch.float64)
 
     def to(self, device: torch.device) -> None:
-        """Once: a captured step cannot copy from the host."""
+        """Move once: a captured step cannot copy from the host."""
         if self.functions.device != device:
             for name, value in vars(self).items():
                 setattr(self, name, value.to(device))
 
     def copy_(self, other: "Table") -> None:
-        """Into the memory it has, which a captured step reads."""
+        """Copy into the memory in use, which a captured step reads."""
         for name, value in vars(self).items():
             value.copy_(getattr(other, name))

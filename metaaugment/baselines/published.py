@@ -18,7 +18,7 @@ PUBLISHED: tuple[str, ...] = tuple(sorted(file.name.removesuffix(".json") for fi
 SYSTEMS = ("autoaugment", "faa", "pba", "dada")
 
 # Which published policy fits which data set. Digits and characters are nearest to SVHN's house numbers, a user's own
-# pictures to ImageNet's; systems that published none for a data set have their nearest one.
+# pictures to ImageNet's; a system that published none for a data set falls back on its policy for CIFAR.
 _LIKE = {"digits": "svhn", "omniglot": "svhn", "imagenet": "imagenet", "folder": "imagenet"}
 
 
@@ -58,14 +58,14 @@ def find(policy: Path | str) -> FoundPolicy:
 
 
 def searched_with(policy: Path | str) -> Mapping[str, Any] | None:
-    """The recipe of the search that found a policy, where it is a file that says so."""
+    """The recipe of the search that found a policy, if its file names one."""
     search = None if str(policy) in PUBLISHED else json.loads(Path(policy).read_text()).get("search")
     recipe = search.get("recipe") if isinstance(search, dict) else None
     return recipe if isinstance(recipe, dict) else None
 
 
 def system_of(policy: Path | str) -> str | None:
-    """Whose a policy is, by its published name or as a file; None where it is none of the compared systems'."""
+    """The system of a policy, given by its published name or as a file; None if it is not of a compared system."""
     try:
         return find(policy).system
     except (ValueError, OSError):
@@ -73,7 +73,7 @@ def system_of(policy: Path | str) -> str | None:
 
 
 def decode(values: Mapping[str, Any]) -> FoundPolicy:
-    """From JSON; raises a ValueError that says what is wrong with it."""
+    """A policy from JSON; raises a ValueError that says what is wrong with it."""
     system = _field(values, "system", str)
     space = _field(values, "space", str)
     if system not in SYSTEMS:
@@ -90,7 +90,7 @@ def decode(values: Mapping[str, Any]) -> FoundPolicy:
 
 
 def encode(policy: FoundPolicy) -> dict[str, Any]:
-    """To JSON; a schedule as a log in which one trial follows on itself."""
+    """A policy to JSON; a schedule becomes a log in which one trial is its own successor."""
     about = {name: getattr(policy, name) for name in ("system", "source", "space", "max_level")}
     if isinstance(policy, SubPolicies):
         return about | {"sub_policies": [[_plain(function) for function in pair] for pair in policy.sub_policies]}
@@ -108,14 +108,14 @@ def encode(policy: FoundPolicy) -> dict[str, Any]:
 
 
 def write(policy: FoundPolicy, file: Path, **about: Any) -> None:
-    """As a file that `find` reads, with whatever else is known of how it was found."""
+    """Write a file that `find` reads; `about` is whatever else is known of how the policy was found."""
     values = encode(policy) | about
     lines = ",\n".join(f"  {json.dumps(key)}: {_lines(value)}" for key, value in values.items())
     write_atomically(file, lambda part: part.write_text(f"{{\n{lines}\n}}\n"))
 
 
 def _lines(value: Any) -> str:
-    """A list of lists with a line each, as people read it; everything else in one."""
+    """JSON as people read it: a list of lists with a line for each, everything else in one line."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         return "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in value) + "\n  ]"
     return json.dumps(value)
@@ -156,10 +156,11 @@ def _number(value: Any) -> float:
 
 
 def _stages(values: Mapping[str, Any]) -> tuple[Stage, ...]:
-    """From the log of a population's best trial: which trial took over which, at which epoch of that one.
+    """The stages of a schedule, from the log of replacements that led to a population's best trial.
 
-    Each line has the trial that was replaced, the one it was replaced by, the epochs that both were at, and the
-    functions of that other trial before and after its change; the first line's "before" opens the schedule.
+    Each line has the trial that was replaced, the one that replaced it, the epochs that the two were at, and the
+    functions of the latter before and after their change. A stage ends at the epoch of the latter; the first line's
+    "before" opens the schedule.
     """
     epochs, log = _field(values, "epochs", int), _field(values, "log", list)
     names = _field(values, "operations", list)
@@ -184,7 +185,7 @@ def _stages(values: Mapping[str, Any]) -> tuple[Stage, ...]:
 
 
 def _functions(names: Sequence[Any], numbers: Any) -> tuple[Function, ...]:
-    """Probability in tenths and level of each function, the list of names being gone through once or more often."""
+    """Functions from pairs of probability in tenths and level; the list of names is repeated as often as needed."""
     if not isinstance(numbers, list) or not names or not numbers or len(numbers) % (2 * len(names)):
         raise ValueError(f"a policy of its log is {str(numbers)[:60]}; it must have two numbers for each function")
     pairs = zip(numbers[::2], numbers[1::2], strict=True)

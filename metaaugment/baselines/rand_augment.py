@@ -33,7 +33,7 @@ class RandAugmentSampler(StillSampler):
 def further(
     magnitude: float, functions: int, space: str | Space, fill: Sequence[int], generator: torch.Generator
 ) -> list[Callable[[Tensor], Tensor]]:
-    """What is applied ahead of the transformation, so that an image gets more functions than the two it holds."""
+    """Augmentations to apply before the transformation, so that an image gets more functions than the two of that."""
     samplers = [RandAugmentSampler(magnitude, min(2, functions - done)) for done in range(0, functions, 2)]
 
     def applied(sampler: RandAugmentSampler) -> Callable[[Tensor], Tensor]:

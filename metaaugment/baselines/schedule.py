@@ -1,4 +1,4 @@
-"""Schedules: what population based augmentation finds, another set of functions as training goes on."""
+"""Schedules, which population based augmentation finds: functions that change in the course of training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from metaaugment.ops import INDEX
 from metaaugment.sampler import StillSampler
 from metaaugment.transformation import Transformation, device_of
 
-# How many functions an image gets at most: none, one or two.
+# Probabilities that an image gets at most none, one or two functions.
 COUNTS = (0.2, 0.3, 0.5)
 
 
@@ -25,7 +25,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Schedule(FoundPolicy):
-    """Stages one after the other."""
+    """A sequence of stages."""
 
     stages: tuple[Stage, ...]
 
@@ -46,7 +46,7 @@ class Schedule(FoundPolicy):
         return sum(stage.epochs for stage in self.stages)
 
     def stage(self, epoch: int, epochs: int) -> int:
-        """Place of the stage that an epoch of so many is in, the schedule being stretched or shrunk to their number."""
+        """Place of the stage that an epoch is in, with the schedule stretched or shrunk to `epochs` epochs."""
         left = min(epoch, epochs - 1) * self.epochs // epochs
         for place, stage in enumerate(self.stages):
             if left < stage.epochs:
@@ -56,9 +56,9 @@ class Schedule(FoundPolicy):
 
 
 class ScheduleSampler(StillSampler):
-    """Goes through a stage's functions in random order, until as many were applied as the image drew.
+    """Goes through a stage's functions in random order, until as many are applied as were drawn for the image.
 
-    Each is applied with its own probability. `update` is called once per epoch and moves on in the schedule.
+    Each is applied with its own probability. `update` is called once per epoch and advances the schedule.
     """
 
     def __init__(self, schedule: Schedule, epochs: int) -> None:
@@ -72,7 +72,7 @@ class ScheduleSampler(StillSampler):
             torch.rand(n, number, generator=generator, device=device, dtype=torch.float64)
             for number in (1, len(table.functions), len(table.functions))
         )
-        # Those that are not applied stand behind all others: the first two in the order are what an image can get.
+        # Functions that are not applied come last: the first two in the order are those that an image can get.
         order = order.masked_fill(chance >= table.probabilities, 2.0)
         rank, places = order.topk(2, largest=False)
         none, one, _ = COUNTS
@@ -92,5 +92,5 @@ class ScheduleSampler(StillSampler):
         self.table.copy_(self._table())
 
     def _table(self) -> Table:
-        """Of the epoch under way."""
+        """The functions of the current epoch."""
         return Table(self.schedule, self.schedule.stages[self.schedule.stage(self.epoch, self.epochs)].functions)

@@ -12,7 +12,7 @@ from metaaugment.transformation import Transformation, device_of
 
 @dataclass(frozen=True)
 class SubPolicies(FoundPolicy):
-    """Pairs of functions, of which each image draws one."""
+    """Pairs of functions; one pair is drawn for each image."""
 
     sub_policies: tuple[tuple[Function, Function], ...]
 
@@ -25,7 +25,7 @@ class SubPolicies(FoundPolicy):
 
 
 class SubPolicySampler(StillSampler):
-    """Each image draws one sub-policy, all alike, and for each of its two functions whether it is applied."""
+    """Draws one sub-policy per image, all equally likely, and whether each of its two functions is applied."""
 
     def __init__(self, policy: SubPolicies) -> None:
         self.table = Table(policy, [function for pair in policy.sub_policies for function in pair])

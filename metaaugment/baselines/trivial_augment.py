@@ -11,13 +11,13 @@ STRENGTHS = 31
 
 
 class TrivialAugmentSampler(StillSampler):
-    """Its 14 functions are the paper's; the second place of each pair is empty."""
+    """Its 14 functions are the paper's; the second function of each pair is Identity."""
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
         device = device_of(generator)
         first = torch.randint(0, K, (n,), generator=generator, device=device)
         strength = torch.randint(0, STRENGTHS, (n, 2), generator=generator, device=device)
         magnitudes = strength.double() * MAX_MAGNITUDE / (STRENGTHS - 1)
-        # A third rounded down would fall short of the whole number that its argument is truncated to (Rotate at 26).
+        # Thirds are rounded up: rounded down, an argument would be truncated to the next lower integer (Rotate at 26).
         magnitudes = torch.where(strength % 3 == 0, magnitudes, magnitudes.nextafter(torch.full_like(magnitudes, 11)))
         return Transformation.draw(first, torch.full_like(first, INDEX["Identity"]), generator, magnitudes)

@@ -1,1 +1,1 @@
-"""Speed, measured beside peers in one run and told as ratios."""
+"""Speed, measured beside peers in one run and reported as ratios."""

@@ -1,8 +1,8 @@
 """`metaaugment bench ops`: two functions per image, ours and the peers' side by side in one run.
 
-All systems of a comparison take turns in short rounds, so that a slow moment of the machine meets each of them, and
-the figure is the median round. Pillow gets the very transformations that ours gets; torchvision, timm and kornia draw
-their own RandAugment of two functions per image, which is the same work but for the drawing.
+All systems of a comparison take turns in short rounds, so that a slow moment of the machine affects each of them, and
+the figure is the median round. Pillow gets exactly the transformations that ours gets; torchvision, timm and kornia
+draw their own RandAugment of two functions per image, which is the same work except for the drawing.
 """
 
 import importlib
@@ -32,7 +32,7 @@ CASES = {"cpu": [(512, 32), (64, 224)], "cuda": [(128, 32), (4096, 32), (64, 224
 
 @dataclass(frozen=True)
 class Figure:
-    """What one system did: images per second, and ours in the same comparison over it."""
+    """One system's images per second, and how many times as fast ours is in the same comparison."""
 
     device: str
     size: int
@@ -59,7 +59,7 @@ def run(seconds: float, device: str | None, out: Path | None) -> None:
 
 
 def compare(n: int, size: int, device: str, seconds: float) -> list[Figure]:
-    """All systems on n images of one size, by turns."""
+    """All systems on n images of one size, in turns."""
     images, t = batch(n, size, device)
     systems: dict[str, tuple[int, Callable[[], object]]] = {"metaaugment": (n, lambda: apply(images, t, fill=FILL))}
     if device == "cuda":
@@ -148,8 +148,9 @@ PILLOW_PEERS = ("timm on Pillow", "torchvision v2 on Pillow")  # these are given
 
 
 def peers() -> dict[str, Callable[[object], object]]:
-    """RandAugment of two functions by each library that is here: called image by image, since each of them draws one
-    pair of functions per call."""
+    """RandAugment of two functions by each library that is installed.
+
+    Called image by image, since each of them draws one pair of functions per call."""
     modules, _ = libraries()
     found = {}
     if "torchvision" in modules:
@@ -165,7 +166,7 @@ def peers() -> dict[str, Callable[[object], object]]:
 
 
 def libraries() -> tuple[dict[str, ModuleType], dict[str, str]]:
-    """The peers' modules that import here, and of the others the reason why not."""
+    """The peers' modules that can be imported, and for the others the reason why not."""
     define_missing_operators()
     names = {
         "torchvision": "torchvision.transforms.v2",
@@ -182,9 +183,9 @@ def libraries() -> tuple[dict[str, ModuleType], dict[str, str]]:
 
 
 def define_missing_operators() -> None:
-    """torchvision's registry build looks for two compiled operators that do not exist beside a CPU build of torch.
+    """Declare two compiled operators that torchvision's published build looks for, and a CPU build of torch lacks.
 
-    Declaring them lets its transforms import; nothing here calls them."""
+    Its transforms can then be imported; nothing here calls the operators."""
     if torch.version.cuda is None and not hasattr(torch.ops.torchvision, "nms"):
         global _LIBRARY
         _LIBRARY = torch.library.Library("torchvision", "DEF")

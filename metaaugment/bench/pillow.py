@@ -18,7 +18,7 @@ def apply_function(
         case "Rotate":
             return image.rotate(argument, fillcolor=color)
         case "Posterize":
-            # Pillow refuses 0 bits, which AutoAugment's and RandAugment's levels ask for: black, as older ones gave.
+            # Pillow refuses 0 bits, which AutoAugment's and RandAugment's levels ask for: black, as in older versions.
             return ImageOps.posterize(image, int(argument)) if argument >= 1 else Image.new(image.mode, image.size)
         case "Solarize":
             return ImageOps.solarize(image, argument)  # type: ignore[arg-type]  # it only compares

@@ -17,7 +17,7 @@ Name = TypeVar("Name")
 
 
 def timed(call: Callable[[], object], times: int, device: str) -> float:
-    """Seconds for so many calls."""
+    """Seconds for this many calls."""
     start = time.perf_counter()
     for _ in range(times):
         call()
@@ -29,7 +29,7 @@ def timed(call: Callable[[], object], times: int, device: str) -> float:
 def by_turns(calls: Mapping[Name, Callable[[], object]], seconds: float, device: str) -> dict[Name, float]:
     """Seconds that one call of each takes: the median of short rounds, in which all take turns.
 
-    So a slow moment of the machine meets each of them. `seconds`: for all calls of one.
+    So a slow moment of the machine affects each of them. `seconds`: the time for all rounds of one of them.
     """
     times = {}
     for name, call in calls.items():
@@ -42,7 +42,7 @@ def by_turns(calls: Mapping[Name, Callable[[], object]], seconds: float, device:
 
 
 def check_new(file: Path | None) -> None:
-    """Ahead of minutes of measuring: refuse to write over the figures of another bench."""
+    """Refuse to overwrite the figures of another bench, before minutes of measuring."""
     if file is not None and file.exists():
         raise ValueError(f"--out is {file}, which exists already; choose another name, or remove it")
 

@@ -1,4 +1,4 @@
-"""`metaaugment bench step`: a plain training step, a joint step by each route, and double backward, in one run."""
+"""`metaaugment bench step`: a plain training step and a joint step by each route, double backward too, in one run."""
 
 import gc
 import itertools
@@ -34,7 +34,7 @@ class Variant:
     lagged: bool = True
     every: int = 1
     captured: bool = False
-    validation: int = 1  # images of a policy update, in mini-batches; processed four of these at a time
+    validation: int = 1  # mini-batches of validation images per policy update, processed four at a time
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Figure:
 
 
 def variants(captured: bool) -> list[Variant]:
-    """With every=8 a figure is the average over eight steps; by 8 means as many mini-batches of validation images."""
+    """With every=8 a figure is the average over eight steps; `by 8` means eight mini-batches of validation images."""
     joint = [
         Variant("difference, exact", "difference", lagged=False),
         Variant("difference, lagged", "difference"),
@@ -100,7 +100,7 @@ def again(step: Callable[[], object], times: int) -> Callable[[], object]:
 
 
 def build(variant: Variant, name: str, batch: int, device: str) -> Callable[[], object]:
-    """A step of this kind, ready to be called again and again."""
+    """A step of this kind, to be called repeatedly."""
     torch.manual_seed(0)
     half = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
     layout = torch.channels_last if device == "cuda" else torch.contiguous_format
@@ -144,7 +144,7 @@ def build(variant: Variant, name: str, batch: int, device: str) -> Callable[[], 
 
 
 def peak(variant: Variant, name: str, batch: int, device: str) -> float | None:
-    """Most memory that tensors took at once during a step, parameters and optimizer included."""
+    """Peak memory of tensors during a step in bytes, parameters and optimizer included."""
     if device != "cuda":
         return None
     gc.collect()
@@ -164,7 +164,7 @@ def sgd(parameters: object, rate: float, device: str) -> torch.optim.SGD:
 
 
 def data(batch: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Mini-batches that lie on the device, over and over."""
+    """The same few mini-batches on the device, over and over."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (4, batch, 3, 32, 32), dtype=torch.uint8, generator=generator).to(device)
     labels = torch.randint(0, CLASSES, (4, batch), generator=generator).to(device)
@@ -180,7 +180,7 @@ def captured_plain(step: Callable[..., None], batch: tuple[Tensor, Tensor]) -> C
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step(*batch)
-    # With what the graph works on: the step's network and optimizer, and the batch.
+    # Keeps alive what the graph works on: the step's network and optimizer, and the batch.
     return lambda step=step, batch=batch: graph.replay()
 
 

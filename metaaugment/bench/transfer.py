@@ -1,4 +1,4 @@
-"""`metaaugment bench transfer`: a step under a learned policy over a plain step, in one run."""
+"""`metaaugment bench transfer`: a step under a learned policy against a plain step, in one run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from metaaugment.source import Source
 from metaaugment.training.machine import choose_device
 from metaaugment.transfer import LearnedPolicy
 
-# The task network, and the network that the policy sees through: ours, and the paper's direction.
+# The task network, and the network that the policy sees through; on a GPU in our direction, then in the paper's.
 PAIRS = {"cuda": (("wrn-28-10", "wrn-40-2"), ("wrn-40-2", "wrn-28-10")), "cpu": (("small-cnn", "small-cnn"),)}
 
 
@@ -49,7 +49,7 @@ def run(batch: int, seconds: float, device: str | None, out: Path | None) -> Non
 
 
 def measure(name: str, eyes: str, batch: int, seconds: float, device: str) -> list[Figure]:
-    """Plain, under the whole policy, and under its p alone, in turns. Policy and eyes must be the same afterwards."""
+    """Plain, under the whole policy, and under its p alone, in turns. Policy and eyes must stay unchanged."""
     policy = untrained(eyes).to(device)
     before = [value.clone() for value in _tensors(policy)]
     captured = device == "cuda"

@@ -18,7 +18,7 @@ def flip(images: Images, flipped: Bool[Tensor, " n"]) -> Images:
 
 
 def crop(images: Images, shift: Int[Tensor, "n 2"], fill: UInt8[Tensor, "c 1 1"]) -> Images:
-    """The part of each image that begins at its (row, column), filled where it reaches over: padding and crop."""
+    """The part of each image that begins at its (row, column), filled where it reaches outside: padding and crop."""
     n, c, h, w = images.shape
     sample = torch.arange(n, device=images.device)[:, None, None, None]
     channel = torch.arange(c, device=images.device)[None, :, None, None]
@@ -30,7 +30,7 @@ def crop(images: Images, shift: Int[Tensor, "n 2"], fill: UInt8[Tensor, "c 1 1"]
 
 
 def cutout(images: Images, center: Int[Tensor, "n 2"], side: int, fill: UInt8[Tensor, "c 1 1"]) -> Images:
-    """A square of side × side pixels around each center filled, as far as it lies in the image."""
+    """Fill a square of side × side pixels around each center, as far as it lies in the image."""
     h, w = images.shape[-2:]
     row = torch.arange(h, device=images.device) - center[:, :1] + side // 2
     column = torch.arange(w, device=images.device) - center[:, 1:] + side // 2
@@ -39,7 +39,7 @@ def cutout(images: Images, center: Int[Tensor, "n 2"], side: int, fill: UInt8[Te
 
 
 def random_flip(generator: torch.Generator) -> Augmentation:
-    """A fair coin an image."""
+    """A fair coin for each image."""
 
     def augment(images: Tensor) -> Tensor:
         chance = drawn(lambda n: torch.rand(n, generator=generator, device=images.device), len(images))
@@ -62,7 +62,7 @@ def random_crop(padding: int, fill: Sequence[int], generator: torch.Generator) -
 
 
 def random_cutout(side: int, fill: Sequence[int], generator: torch.Generator) -> Augmentation:
-    """DeVries and Taylor's Cutout: the center is any pixel, so that the square may reach over the border."""
+    """DeVries and Taylor's Cutout: the center is any pixel, so the square may extend beyond the border."""
     inside = color(fill, generator.device)
 
     def augment(images: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def random_cutout(side: int, fill: Sequence[int], generator: torch.Generator) ->
 
 
 def in_turn(augmentations: Sequence[Augmentation]) -> Augmentation | None:
-    """One after the other; None for none."""
+    """All of them, one after the other; None if there are none."""
 
     def augment(images: Tensor) -> Tensor:
         for augmentation in augmentations:
@@ -96,7 +96,7 @@ def normalization(
     layout: torch.memory_format,
     dtype: torch.dtype = torch.float32,
 ) -> Augmentation:
-    """From uint8 to what a network takes: zero mean and unit deviation a channel."""
+    """From uint8 to what a network takes: zero mean and unit deviation per channel."""
     shift = torch.tensor(mean, device=device, dtype=dtype)[:, None, None] * 255
     scale = 1 / (torch.tensor(std, device=device, dtype=dtype)[:, None, None] * 255)
 

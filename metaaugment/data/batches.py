@@ -1,4 +1,4 @@
-"""Mini-batches in an order that is a function of the seed alone: the place in the data is one number, the step."""
+"""Mini-batches in an order that is a function of the seed alone: the position in the data is one number, the step."""
 
 import errno
 import itertools
@@ -24,13 +24,13 @@ from metaaugment.distributed import share, world_size
 from metaaugment.seeds import derived_seed
 
 Batch = tuple[Tensor, Tensor]
-# At most so many images in a batch at evaluation, and so many pixels: 334 images of 224 × 224.
+# An evaluation batch has at most this many images, and this many pixels: 334 images of 224 × 224.
 EVALUATION_BATCH, EVALUATION_PIXELS = 1000, 2**24
 SHARED = "have fewer --workers, a smaller --batch, or more shared memory (of a container: --shm-size)"
 
 
 class Reader:
-    """How files become batches: by how many worker processes, and what happens to those that cannot be read.
+    """How files become batches: with how many worker processes, and what happens to files that cannot be read.
 
     Args:
         workers: processes that read ahead; 0 reads in this one.
@@ -43,8 +43,8 @@ class Reader:
         self.unreadable: set[Path] = set()
 
     def shared_out(self, part: float) -> tuple["Reader", "Reader"]:
-        """Two readers that have the workers of this one together, but one each at least, the second about this part of
-        them; and its account of unreadable files."""
+        """Two readers that divide this one's workers, the second getting about this part and each at least one; they
+        share its record of unreadable files."""
         if self.workers == 0:
             return self, self
         second = max(1, min(round(part * self.workers), self.workers - 1))
@@ -54,17 +54,17 @@ class Reader:
         return both
 
     def readable(self, split: Split, places: Iterable[int]) -> list[int]:
-        """Those of these places in a split whose files have not been found unreadable so far."""
+        """Of these places in a split, those whose files have not been found unreadable so far."""
         if isinstance(split, Images):
             return list(places)
         return [place for place in places if split.root / split.names[place] not in self.unreadable]
 
     def batches(self, views: Any, indices: Any, device: torch.device, full: bool = False) -> Iterator[Batch]:
-        """Batches of views; with `full`, others of the batch stand in for those that are left out."""
+        """Batches of views; with `full`, others of the same batch stand in for those that are left out."""
         loader = DataLoader(
             views,
             batch_sampler=indices,
-            collate_fn=_stacked_in_full if full else _stacked,  # by the workers: one tensor to hand over, not hundreds
+            collate_fn=_stacked_in_full if full else _stacked,  # in the workers: one tensor to hand over, not hundreds
             num_workers=self.workers,
             multiprocessing_context=_server() if self.workers and world_size() > 1 else None,
             prefetch_factor=2 if self.workers else None,
@@ -74,7 +74,7 @@ class Reader:
         )
         for readable, problems in loader:
             for problem in problems:
-                if isinstance(problem, OSError) or not self.skip:  # one of the disk is never skipped
+                if isinstance(problem, OSError) or not self.skip:  # a disk error is never skipped
                     raise problem
                 self.unreadable.add(problem.file)
             if full and not readable:
@@ -88,12 +88,12 @@ class Reader:
 
 
 class Batches:
-    """Shuffled mini-batches of a split on a device, without end; an epoch leaves out what does not fill its last one.
+    """Endless shuffled mini-batches of a split on a device; an epoch leaves out what does not fill its last one.
 
-    Of several processes each gets its own part of every mini-batch; `batch` counts the images of all of them.
+    With several processes, each gets its own part of every mini-batch; `batch` counts the images of all of them.
 
-    A split in memory should lie on the device. Files are cropped at random by a generator of the seed, the epoch and
-    the file alone, so that neither the number of workers nor an interruption changes anything.
+    A split in memory should lie on the device. The random crop of a file depends on the seed, the epoch and the file
+    alone, so that neither the number of workers nor an interruption changes anything.
     """
 
     def __init__(self, split: Split, batch: int, seed: int, device: torch.device, reader: Reader | None = None) -> None:
@@ -102,7 +102,7 @@ class Batches:
 
     @property
     def steps(self) -> int:
-        """In an epoch."""
+        """Steps per epoch."""
         return len(self.split) // self.batch
 
     def order(self, epoch: int) -> Tensor:
@@ -121,8 +121,8 @@ class Batches:
                 step = 0
 
     def places(self, step: int) -> Tensor:
-        """Where in the split the images are that this process got at a step: those that stood in for files that could
-        not be read are there again."""
+        """The places in the split of the images that this process got at a step; an image that stood in for an
+        unreadable file appears again."""
         row = self.order(step // self.steps)[step % self.steps, share(self.batch)].tolist()
         readable = self.reader.readable(self.split, row)
         return torch.tensor(list(itertools.islice(itertools.cycle(readable), len(row))))
@@ -147,14 +147,14 @@ def once(split: Split, device: torch.device, reader: Reader | None = None, batch
 
 
 def _server() -> BaseContext:
-    """What starts workers where several processes train together: a server of this process, which has no threads.
+    """What starts workers when several processes train together: a fork server, which has no threads.
 
-    A fork of this process itself may hang: collectives have threads, and one may hold a lock of Python's just then.
+    Forking this process itself may hang: collectives have threads, one of which may hold a Python lock at that moment.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    resource_tracker.ensure_running()  # here, as it unblocks the signal behind it
-    # torchrun ends whole groups of processes; the server ends with this process.
+    resource_tracker.ensure_running()  # first, because it unblocks the signal that is blocked below
+    # torchrun ends whole process groups; the server ignores its signal, and ends with this process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -162,9 +162,9 @@ def _server() -> BaseContext:
 
 
 def _obey_the_parent(worker: int) -> None:
-    """Ctrl-C reaches all processes of a terminal: who trains decides when it ends; workers are ended by it.
+    """Ctrl-C reaches all processes of a terminal; workers ignore it, and the process that trains ends them.
 
-    torchrun ends whole groups of processes, so that workers are one of their own.
+    torchrun ends whole process groups, so each worker has a group of its own.
     """
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
@@ -176,7 +176,7 @@ View = tuple[Tensor, int] | CorruptImage | OSError  # of a file, or why there is
 
 
 def _stacked(views: list[View], full: bool = False) -> tuple[Batch | tuple[()], list[CorruptImage | OSError]]:
-    """A batch of what can be read, and what is wrong with the rest; with `full`, others stand in for these."""
+    """A batch of the readable views, and the problems of the rest; with `full`, readable ones stand in for these."""
     readable = [view for view in views if isinstance(view, tuple)]
     problems = [view for view in views if not isinstance(view, tuple)]
     if not readable:
@@ -186,7 +186,7 @@ def _stacked(views: list[View], full: bool = False) -> tuple[Batch | tuple[()], 
     images, labels = torch.stack([image for image, _ in readable]), torch.tensor([label for _, label in readable])
     if get_worker_info() is not None:
         try:
-            images.share_memory_()  # here, as a failure in the thread that hands it over would be heard by nobody
+            images.share_memory_()  # here, because a failure in the thread that hands it over goes unnoticed
         except RuntimeError:
             needed = f"{images.nbytes / 2**20:,.0f} MiB for each mini-batch that is read ahead"
             return (), [OSError(errno.ENOSPC, f"shared memory is full, which takes {needed}: {SHARED}", "/dev/shm")]
@@ -215,7 +215,7 @@ class _TrainingViews:
 
 
 def _or_problem(view: Callable[[], tuple[Tensor, int]]) -> View:
-    """What can be shown of a file, or why not: what worker processes raise would come back wrapped in tracebacks."""
+    """The view of a file, or its error as a value: raised in a worker, it would come back wrapped in tracebacks."""
     try:
         return view()
     except (CorruptImage, OSError) as error:
@@ -223,7 +223,7 @@ def _or_problem(view: Callable[[], tuple[Tensor, int]]) -> View:
 
 
 def own_part(split: Split) -> Split:
-    """What this process has to look at of a split that all of them look at together."""
+    """This process's part of a split that all processes go through together."""
     return split if world_size() == 1 else split.take(torch.arange(len(split))[share(len(split))])
 
 

@@ -27,8 +27,8 @@ class Layout:
     train: tuple[str, ...]
     test: str
     classes: tuple[str, ...]
-    # The binary version has this many bytes of labels before each image, the last of which is ours; the Python
-    # version has our labels under this key.
+    # The binary version has this many label bytes before each image, of which the last is used; the Python version has
+    # the labels under this key.
     label_bytes: int
     label_key: str
     train_records: int
@@ -79,7 +79,7 @@ CIFAR100 = Layout(
 
 
 def read(layout: Layout, root: Path, seed: int) -> Splits:
-    """All images, uint8 [n, 3, 32, 32]; 1,000 training images are held out for validation, as many of each class."""
+    """All images, uint8 [n, 3, 32, 32]; 1,000 training images, equally many per class, are held out for validation."""
     folder = locate(layout, root)
     train, test = _read(layout, folder, layout.train), _read(layout, folder, (layout.test,))
     sizes = train.labels.bincount(minlength=len(layout.classes)).tolist()
@@ -136,7 +136,7 @@ def _read(layout: Layout, folder: Path, files: tuple[str, ...]) -> Images:
     """The images and labels of some files, one after the other."""
     read_one = _read_binary if _is_binary(layout, folder) else _read_python
     total = sum(layout.records(file) for file in files)
-    # Filled file by file: all of them beside their copy would be twice the memory.
+    # Filled file by file: concatenating the files would take twice the memory.
     images, labels = np.empty((total, *SHAPE), np.uint8), np.empty(total, np.int64)
     start = 0
     for file in files:

@@ -44,11 +44,11 @@ class DataSet:
         return len(self.mean)
 
     def rehearsal(self, share: float, seed: int, of: str = "validation") -> "DataSet":
-        """The same without its test images, for which a share of the validation, or of the training images stands in,
-        drawn class by class.
+        """The same without its test images: a share of the validation or training images, drawn class by class, stands
+        in for them.
 
-        A class with a single validation image is held back or left as a whole, by the seed: as many of these classes
-        are held back as make the share its size. Of the training images of a class one is always left.
+        A class with a single validation image is held back or left as a whole: the seed draws as many of these classes
+        as bring the share to its size. Of the training images of a class, at least one is always left.
         """
         return self._training_rehearsed(share, seed) if of == "training" else self._validation_rehearsed(share, seed)
 
@@ -102,7 +102,7 @@ class Request:
 
 
 class Refused(ValueError):
-    """An argument of `dataset` that cannot be had, its value, and what can; a program may name its own flag instead."""
+    """A refused argument of `dataset`, its value, and what is allowed; a program may name its own flag instead."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
         super().__init__(name, value, allowed)
@@ -128,7 +128,7 @@ class Archive:
     url: str
     md5: str
     unpacks_to: str
-    # Refused beyond this: a little above what the archive is known to hold.
+    # Refused if larger: a little above what the archive is known to hold.
     max_bytes: int
 
 
@@ -136,9 +136,9 @@ class Archive:
 class Entry:
     """A data set that can be asked for by name.
 
-    `locate` finds it under a root, raising `Missing` (None: it has no place of its own). `sizes`: the sides in pixels
-    that can be chosen, `size` the usual one. `held_out`: the usual shares of validation and test images, where they
-    can be chosen. `how`: how to get it, for a folder {root}.
+    `locate` finds it under a root, or raises `Missing` (None: it has no place of its own). `sizes`: the sides in pixels
+    that can be chosen, `size` the default. `held_out`: the default shares of validation and test images, if they can be
+    chosen. `how`: how to get it, for a folder {root}.
     """
 
     title: str
@@ -287,7 +287,7 @@ def dataset(
         at_most = "" if len(train) == per_class * len(read.classes) else "at most "
         note = f"{note}; {at_most}{per_class} training images of each class kept"
     mean, std = train.statistics()
-    # A channel that is the same everywhere is left at zero instead of divided by it.
+    # A constant channel becomes zero instead of being divided by zero.
     std = tuple(value or 1.0 for value in std)
     return DataSet(name, train, read.val, read.test, read.classes, mean, std, entry.fill(mean), note)
 
@@ -307,8 +307,8 @@ def way_out(name: str, root: Path, missing: Missing) -> str:
 
 
 def fewer(train: Split, num_classes: int, per_class: int, seed: int) -> Split:
-    """So many training images of each class, or all of a class that has fewer; a larger number keeps those of a
-    smaller one, and adds to them."""
+    """`per_class` training images of each class, or all of a class that has fewer; a larger number keeps the images of
+    a smaller one, and adds to them."""
     sizes = train.labels.bincount(minlength=num_classes).tolist()
     if not 1 <= per_class <= max(sizes):
         raise Refused("per_class", per_class, f"it must be 1 to {max(sizes)}, the images of the largest class")

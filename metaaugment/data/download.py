@@ -29,8 +29,8 @@ def get(
 ) -> str:
     """Fetch a data set into `root`, and say in a sentence where it is. Nothing that is there is overwritten.
 
-    `archives`: other addresses for the same. An interrupted download goes on where it stopped when it is asked for
-    again. Raises ValueError for data that cannot be had so, or arrive damaged, and OSError for a network or a disk.
+    `archives`: other addresses for the same. A later call resumes an interrupted download. Raises ValueError for data
+    that cannot be fetched this way or arrive damaged, and OSError for failures of the network or the disk.
     """
     entry, where = find(name), data_root(root)
     if entry.locate is None:
@@ -51,7 +51,7 @@ def get(
 
 
 def _get_archive(archive: Archive, root: Path, progress: Progress) -> None:
-    """One archive, fetched and unpacked; one that lies there already, put there by hand, is used and left there."""
+    """Fetch and unpack one archive; one that was put there by hand is used and left there."""
     root.mkdir(parents=True, exist_ok=True)
     file = root / archive.url.rpartition("/")[2]
     by_hand = file.exists()
@@ -72,9 +72,9 @@ def md5(file: Path) -> str:
 
 
 def _fetch(archive: Archive, file: Path, progress: Progress) -> None:
-    """Download to FILE.part, and give it its name when its checksum is right."""
+    """Download to FILE.part, and rename it when its checksum is right."""
     part = file.with_name(f"{file.name}.part")
-    # Whole already where a run was stopped between the last byte and the new name.
+    # It is complete already if a run was stopped between the last byte and the renaming.
     if not part.exists() or md5(part) != archive.md5:
         _download(archive, part, progress)
         found = md5(part)
@@ -87,7 +87,7 @@ def _fetch(archive: Archive, file: Path, progress: Progress) -> None:
 
 
 def _download(archive: Archive, part: Path, progress: Progress) -> None:
-    """The bytes that are missing from a file, or all where the server does not give a part."""
+    """Download the bytes that are missing from a file, or all if the server does not send a part."""
     start = part.stat().st_size if part.exists() else 0
     host = urllib.request.Request(archive.url).host
     try:
@@ -120,7 +120,7 @@ def _open(url: str, start: int) -> http.client.HTTPResponse:
 
 
 def _range(response: http.client.HTTPResponse) -> tuple[int, int | None]:
-    """Where the answer begins in the archive (-1: not told), and the length of the archive, if the server tells."""
+    """Where in the archive the response begins (-1: unknown), and the length of the archive, if the server tells."""
     if response.status == http.HTTPStatus.PARTIAL_CONTENT:
         told = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         return (int(told[1]), None if told[2] == "*" else int(told[2])) if told else (-1, None)
@@ -142,7 +142,7 @@ def _copy(
     archive: Archive,
     progress: Progress,
 ) -> int:
-    """The answer appended to the file from `start` on; the length of the file after it."""
+    """Write the response to the file from `start` on; returns the length of the file afterwards."""
     name, done = part.name.removesuffix(".part"), start
     with part.open("r+b" if start else "wb") as out:
         out.seek(start)
@@ -157,6 +157,6 @@ def _copy(
 
 
 def _plain(error: object) -> str:
-    """An exception in words: those of the system without their number."""
+    """An exception in words; an error of the system without its number."""
     words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return words or type(error).__name__

@@ -1,4 +1,4 @@
-"""Labeled images in files, decoded when they are asked for."""
+"""Labeled images in files, decoded on demand."""
 
 import hashlib
 import math
@@ -22,14 +22,14 @@ RATIO = (3 / 4, 4 / 3)
 TRIES = 10
 
 
-# Formats of the endings that a folder is read by. Others that Pillow knows are less often met than made up, and one of
-# them, EPS, is a program, which Pillow has Ghostscript run.
+# The formats of the file extensions that `folder.py` reads. Others that Pillow knows are more often forged than met,
+# and one of them, EPS, is a program, which Pillow has Ghostscript run.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MOST_PIXELS = 2**26  # 8,192 × 8,192: what can be decoded, and laid on white, within a gigabyte
 
 
 class CorruptImage(ValueError):
-    """A file that holds no image that can be read; `reason` says why in a few words. Whoever asks knows what to do."""
+    """A file without a readable image; `reason` says why in a few words. What to do about it is up to the caller."""
 
     def __init__(self, file: Path, reason: str) -> None:
         super().__init__(file, reason)
@@ -41,7 +41,7 @@ class CorruptImage(ValueError):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageFiles:
-    """Image files under a folder, and their labels; a data set to torch's DataLoader, and small to hand to its workers.
+    """Image files under a folder, and their labels; a data set for torch's DataLoader, small to hand to its workers.
 
     `names` are relative to the folder, with slashes. Images are uint8 [3, size, size].
     """
@@ -67,7 +67,7 @@ class ImageFiles:
         return tuple(self.root / name for name in self.names)
 
     def image(self, i: int, generator: torch.Generator | None = None) -> UInt8[Tensor, "3 size size"]:
-        """The view for evaluation, its middle; with a generator one for training, a random part of it.
+        """The view for evaluation, the image's middle; with a generator one for training, a random part of the image.
 
         Raises `CorruptImage` for a file that is not an image.
         """
@@ -76,11 +76,11 @@ class ImageFiles:
         return torch.from_numpy(np.array(view)).permute(2, 0, 1).contiguous()
 
     def take(self, index: Int64[Tensor, " k"]) -> "ImageFiles":
-        """These ones, in this order."""
+        """The images at these indices, in this order."""
         return replace(self, names=tuple(self.names[i] for i in index.tolist()), labels=self.labels[index])
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """ImageNet's published mean and deviation: to read every file for one's own would take as long as an epoch."""
+        """ImageNet's published mean and deviation: reading all files for our own would take as long as an epoch."""
         return IMAGENET_MEAN, IMAGENET_STD
 
     def digest(self) -> bytes:
@@ -96,7 +96,7 @@ def middle(picture: Image.Image, size: int) -> Image.Image:
     shorter, side = min(picture.size), round(size * 256 / 224)
     width, height = (side * length // shorter for length in picture.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
-    # Only what is kept is scaled: a strip of an image would have a shorter side of 256 pixels, and gigabytes.
+    # Only what is kept is scaled: all of a long strip, scaled to a shorter side of 256 pixels, would take gigabytes.
     across, down = picture.width / width, picture.height / height
     right, bottom = min(picture.width, (left + size) * across), min(picture.height, (top + size) * down)
     # Pillow's bilinear filter widens with the reduction, which is what antialiasing is.
@@ -124,12 +124,13 @@ def random_part(picture: Image.Image, size: int, generator: torch.Generator) -> 
 
 
 def read_image(file: Path) -> Image.Image:
-    """The image of a file as a viewer shows it, in RGB: turned as its EXIF orientation says, on white where clear.
+    """The image of a file as a viewer shows it, in RGB: turned by its EXIF orientation, on white where transparent.
 
-    Of several frames the first; 16-bit grey by its upper 8 bits. Raises `CorruptImage` for what is not an image.
+    Takes the first of several frames, and the upper 8 bits of 16-bit grey. Raises `CorruptImage` for a file that is not
+    an image.
     """
     with file.open("rb") as stream, warnings.catch_warnings():
-        # A damaged EXIF block, or a photo larger than usual, is no reason to speak up at each epoch.
+        # A damaged EXIF block, or a photo larger than usual, is no reason for a warning in each epoch.
         warnings.simplefilter("ignore")
         try:
             return _decode(stream)
@@ -146,7 +147,7 @@ def _decode(stream: BinaryIO) -> Image.Image:
     ImageOps.exif_transpose(picture, in_place=True)
     if picture.mode == "F":
         raise ValueError("its pixels are floating-point numbers, of no known range")
-    # No more copies at a time than two or three: that of a large photo takes hundreds of megabytes.
+    # At most two or three copies at a time: one of a large photo takes hundreds of megabytes.
     if picture.mode.startswith("I"):
         values = np.asarray(picture).clip(0, 65535)
         values //= 256
@@ -158,7 +159,7 @@ def _decode(stream: BinaryIO) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    """Why, in a few words; Pillow's own sentence for an unknown format names a stream nobody knows."""
+    """Why, in a few words; Pillow's own message for an unknown format names a stream that means nothing to a user."""
     if isinstance(error, UnidentifiedImageError):
         return "not in a format that Pillow knows, or broken at its start"
     return str(error).rstrip(".") or type(error).__name__

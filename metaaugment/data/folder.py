@@ -1,4 +1,4 @@
-"""Folders of images: one folder per class, beneath train, val and test folders where a tree has them."""
+"""Folders of images: one folder per class, under train, val and test folders if a tree has them."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from metaaugment.data.splits import Splits, split
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 KINDS = " ".join(extension.removeprefix(".") for extension in EXTENSIONS)
-# The names, in small letters, under which a tree may hold its splits.
+# The names, in lower case, under which a tree may hold its splits.
 SPLIT_NAMES = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
 WORDS = {"val": "validation", "test": "the test"}
 SIZE = 224
@@ -40,8 +40,8 @@ class Tree(NamedTuple):
 def read_folder(root: Path, seed: int, held_out: tuple[float, float] = HELD_OUT, size: int = SIZE) -> Splits:
     """A user's images: the splits that have a folder, and the others cut from the training images by the seed.
 
-    Where train holds folders, it and its neighbors val (validation, valid) and test are splits; else the folders of
-    the root are the classes, whatever their names. Raises ValueError for a tree that cannot be read so, or not split.
+    If train holds folders, it and its neighbors val (validation, valid) and test are splits; else the folders of the
+    root are the classes, whatever their names. Raises ValueError for a tree that cannot be read or split this way.
     """
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}; name one that holds a folder of images for each class")
@@ -119,9 +119,9 @@ def scan(root: Path, folder: Path) -> Tree:
 
 
 def scan_like(train: Tree, root: Path, folder: Path) -> Tree:
-    """The class folders of another split, with the classes of the training images, of which some may have no images.
+    """The class folders of another split, with the classes of the training images; some of these may have no images.
 
-    Raises ValueError for classes that the training images lack, and where there are no images of two classes.
+    Raises ValueError for classes that the training images lack, and for images of fewer than two classes.
     """
     tree = _tree(root, folder)
     if extra := sorted(set(tree.classes) - set(train.classes)):
@@ -156,7 +156,7 @@ def cut(
     size: int,
     remarks: Iterable[str] = (),
 ) -> Splits:
-    """Three splits from the trees of some; the others are cut from the training images, a share of each class."""
+    """Three splits: those that have a tree, and the others cut from the training images, a share of each class."""
     train = trees["train"]
     shares = {name: share for name, share in zip(WORDS, held_out, strict=True) if name not in trees}
     if any(not 0 < share < 1 for share in shares.values()) or sum(shares.values()) >= 1:
@@ -221,13 +221,13 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Names of the images right in a folder."""
+    """Names of the images directly in a folder."""
     with os.scandir(folder) as entries:
         yield from (entry.name for entry in entries if _is_image(entry))
 
 
 def _images(folder: Path, start: str, seen: set[tuple[int, int]]) -> Iterator[str]:
-    """Names of the images in a folder and those within it, in order; a folder seen before is not entered again."""
+    """Names of the images in a folder and its subfolders, in order; a folder seen before is not entered again."""
     if _identity(folder) in seen:
         return
     seen.add(_identity(folder))
@@ -241,7 +241,7 @@ def _images(folder: Path, start: str, seen: set[tuple[int, int]]) -> Iterator[st
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    """What makes two paths the same folder; links lead back to themselves otherwise."""
+    """Equal for two paths to the same folder; without it, links could lead in circles."""
     status = folder.stat()
     return status.st_dev, status.st_ino
 
@@ -251,7 +251,7 @@ def _hidden(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    # os.path follows links and takes one that leads nowhere, or round in a circle, for nothing.
+    # os.path follows links, and returns False for one that is broken or circular.
     return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images:
-    """Images and their labels; indexed one by one it is a data set to torch's DataLoader."""
+    """Images and their labels; a data set for torch's DataLoader, which indexes them one by one."""
 
     images: UInt8[Tensor, "n c h w"]
     labels: Int64[Tensor, " n"]
@@ -28,13 +28,13 @@ class Images:
         return self.images[i], int(self.labels[i])
 
     def take(self, index: Int64[Tensor, " k"]) -> "Images":
-        """These ones, in this order."""
+        """The images at these indices, in this order."""
         return Images(self.images[index], self.labels[index])
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of each channel, for values in 0..1.
 
-        From whole numbers up to the last division, so that no order of summation shows in them.
+        Computed with whole numbers up to the last division, so that the order of summation does not matter.
         """
         moments = [_moments(self.images[:, channel]) for channel in range(self.images.shape[1])]
         return tuple(mean for mean, _ in moments), tuple(std for _, std in moments)

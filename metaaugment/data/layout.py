@@ -25,10 +25,10 @@ def data_root(root: Path | str | None) -> Path:
 def find_complete(
     root: Path, names: Sequence[str], holds: Callable[[Path], bool], problems: Callable[[Path], Iterator[str]]
 ) -> Path | None:
-    """The first folder without problems, of those that hold some of the data; None where there are no such folders.
+    """The first folder that holds some of the data and has no problems; None if no folder holds any.
 
-    Looks at the folders of the official names under the root, then at the root. Raises `Missing` for the first problem
-    of the first folder where all have some.
+    Looks at the folders of the official names under the root, then at the root. If all that hold data have problems,
+    raises `Missing` for the first problem of the first one.
     """
     incomplete: list[Missing] = []
     for folder in (*(root / name for name in names), root):

@@ -19,7 +19,7 @@ from metaaugment.data.splits import Splits, split
 
 @dataclass(frozen=True)
 class Layout:
-    """What the official archives hold: PART/ALPHABET/characterNN/*.png; and what is held out of each character."""
+    """What the official archives hold, PART/ALPHABET/characterNN/*.png, and how much of each character is held out."""
 
     characters: dict[str, int]
     drawings: int = 20
@@ -33,10 +33,10 @@ SIZE = 32
 
 
 def read(layout: Layout, root: Path, seed: int, size: int = SIZE, progress: Progress = silent) -> Splits:
-    """All drawings, uint8 [n, 3, size, size], ink bright on black; of each character 15 / 2 / 3 by the seed.
+    """All drawings, uint8 [n, 3, size, size], ink bright on black; split by the seed, 15 / 2 / 3 of each character.
 
     A character is a class, named ALPHABET/characterNN: those of images_background come first. Drawings are reduced by
-    Lanczos, which keeps strokes thinner than a pixel visible. Some ten seconds for all, on one core.
+    Lanczos, which keeps strokes thinner than a pixel visible. Takes some ten seconds on one core.
     """
     folder = locate(layout, root)
     drawings = [(part, name, files) for part in layout.characters for name, files in characters(folder / part)]

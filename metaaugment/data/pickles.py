@@ -1,7 +1,7 @@
-"""Data out of pickles without running their code.
+"""Reading data from pickles without running their code.
 
-A pickle is a program: loading it calls whatever functions it names. Here it gets stand-ins that only keep what they
-are handed, for the few names that a pickled numpy array needs, and is refused at any other name.
+A pickle is a program: loading it calls whatever functions it names. Here the few names that a pickled numpy array needs
+give stand-ins that only keep their arguments, and any other name is refused.
 """
 
 import io
@@ -32,7 +32,7 @@ def _keep(*arguments: Any) -> _Inert:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Python 3 writes bytes to old protocols as text in this one encoding."""
+    """In old protocols, Python 3 writes bytes as text in this one encoding."""
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"text in encoding {encoding!r}")
     return text.encode("latin-1")
@@ -55,13 +55,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load(file: Path) -> dict[str, Any]:
-    """The dictionary in a pickle of any Python, its keys as text; its arrays are inert values, for `array`.
+    """The dictionary in a pickle of any Python version, its keys as text; its arrays are inert values, for `array`.
 
     Raises ValueError for anything else.
     """
     written = file.read_bytes()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes in the texts of a broken one
+        warnings.simplefilter("ignore")  # about escapes in the strings of a broken pickle
         try:
             _check_places(written)
             content = _Unpickler(io.BytesIO(written), encoding="bytes").load()
@@ -75,8 +75,8 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def _check_places(written: bytes) -> None:
-    """Go through the instructions without following them. Whoever writes one counts up the places at which values are
-    remembered; where one is far out, memory would be had for all up to it."""
+    """Refuse memo indices that are too high, without executing anything. A pickler counts them up from 0; for one that
+    is far too high, loading would allocate memory for all those below it."""
     for count, (instruction, place, _) in enumerate(pickletools.genops(written)):
         if instruction.name.endswith("PUT") and isinstance(place, int) and place > count:
             raise pickle.UnpicklingError(f"it remembers something at place {place:,}, after {count:,} instructions")

@@ -1,4 +1,4 @@
-"""How a long piece of work tells how far it is."""
+"""How a long piece of work reports its progress."""
 
 from collections.abc import Callable
 
@@ -7,4 +7,4 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def silent(what: str, done: int, total: int | None) -> None:
-    """Nobody watches."""
+    """Report nothing."""

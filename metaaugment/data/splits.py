@@ -27,7 +27,7 @@ class Splits(NamedTuple):
 def split(labels: Int64[Tensor, " n"], seed: int, *parts: Sequence[int]) -> list[Int64[Tensor, " k"]]:
     """Indices of each part, and of the rest: parts[p][c] samples of class c, drawn by the seed, in their old order.
 
-    A part keeps what a smaller one of the same seed has, and adds to it.
+    With the same seed, a larger part contains a smaller one, if the parts before it are the same.
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"the split seed is {seed}; it must be 0 to {2**32 - 1}")
@@ -44,7 +44,7 @@ def split(labels: Int64[Tensor, " n"], seed: int, *parts: Sequence[int]) -> list
 
 
 def apportion(total: int, sizes: Sequence[int]) -> list[int]:
-    """`total` samples shared out in proportion to the sizes of the classes; the largest remainders get one more."""
+    """`total` samples divided in proportion to the sizes of the classes; the largest remainders get one more."""
     n = sum(sizes) or 1
     shares = [total * size // n for size in sizes]
     remainders = [total * size % n for size in sizes]
@@ -57,8 +57,8 @@ def apportion(total: int, sizes: Sequence[int]) -> list[int]:
 def portion(share: float, sizes: Sequence[int], seed: int) -> list[int]:
     """A share of all samples, in proportion to the sizes of the classes.
 
-    Classes of one sample are whole on one side or the other: as many are in the share as make it its size, drawn by
-    the seed.
+    A class of one sample goes to one side or the other as a whole: the seed draws as many of these classes as bring the
+    share to its size.
     """
     singles = [c for c, size in enumerate(sizes) if size == 1]
     divided = [size if size > 1 else 0 for size in sizes]

@@ -21,7 +21,7 @@ class Status:
 
 
 def status(root: Path | str | None = None) -> list[Status]:
-    """All data sets that have a place, from sizes and numbers of files: no image is read."""
+    """All data sets that have a place of their own, judged by sizes and numbers of files: no image is read."""
     return [_status(name, data_root(root)) for name, entry in DATASETS.items() if entry.locate is not None]
 
 

@@ -18,7 +18,7 @@ from metaaugment.data.progress import Progress, silent
 
 MAX_ENTRIES = 200_000
 BLOCK = 2**20
-# What a damaged archive raises on its way; the last three are of names that stand in each other's way.
+# What unpacking a damaged archive may raise; the last three come from names that collide.
 DAMAGED = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -43,10 +43,10 @@ class Item(NamedTuple):
 
 
 def unpack(archive: Path, target: Path, max_bytes: int, progress: Progress = silent) -> None:
-    """The folder of the target's name out of a .zip or .tar.gz, put at the target, which must not exist.
+    """Unpack the folder of the target's name from a .zip or .tar.gz to the target, which must not exist.
 
-    Into a folder beside it first, and renamed when all is there. Raises ValueError for an archive that is damaged, has
-    names that lead out of it, links or devices, or holds more bytes than stated.
+    It is unpacked into a folder beside the target, and renamed when complete. Raises ValueError for an archive that is
+    damaged, has names that lead out of it, links or devices, or holds more than `max_bytes`.
     """
     if target.exists():
         raise ValueError(f"{target} exists; move it away, and unpack {archive} again")
@@ -68,7 +68,7 @@ def unpack(archive: Path, target: Path, max_bytes: int, progress: Progress = sil
 
 
 def _write(archive: Path, folder: Path, max_bytes: int, progress: Progress) -> None:
-    """All files of an archive into a folder, as plain files whatever owner and rights it gives them."""
+    """Write all files of an archive into a folder, as plain files whatever owner and permissions it gives them."""
     items = _zip_items if archive.suffix == ".zip" else _tar_items
     done = 0
     for number, item in enumerate(items(archive)):
@@ -106,7 +106,7 @@ def _tar_items(archive: Path) -> Iterator[Item]:
 def _zip_items(archive: Path) -> Iterator[Item]:
     with zipfile.ZipFile(archive) as zipped:
         for info in zipped.infolist():
-            # The upper half holds the Unix kind of file; 0 where the archive is from another system.
+            # The upper half holds the Unix file type; 0 if the archive is from another system.
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise ValueError(f"{archive} has {info.filename!r}, a link or device; it is not unpacked")
             if info.flag_bits & 1:

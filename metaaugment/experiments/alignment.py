@@ -18,11 +18,11 @@ from metaaugment.policy import clues, is_blind
 from metaaugment.seeds import HALVES, SAMPLES, derived_seed
 from metaaugment.transformation import Transformation
 
-SMALLEST = 32  # validation images of a draw
-REPEATS = 4  # of random halves
-ENOUGH = 2048  # samples to compare draws by; only predictions, which halves are for, gain by more
+SMALLEST = 32  # validation images of the smallest draw
+REPEATS = 4  # times that the validation images are split at random
+ENOUGH = 2048  # samples to compare draws by; only predictions, which use the halves, gain from more
 
-# Wraps a loop to show how far it is, with what it does.
+# Wraps a loop to show how far it is; the string says what the loop does.
 Steps = Callable[[Iterable[int], str], Iterable[int]]
 
 
@@ -31,10 +31,10 @@ class Samples:
     """What is known of training samples, augmented as in the run: one row each, on the CPU."""
 
     known: dict[str, Tensor]  # by the names that `INPUTS` uses
-    place: Tensor  # of the image in the training split, which may be there several times
+    place: Tensor  # of the image in the training split; an image may be there several times
     outputs: Float[Tensor, " n"] | None  # the policy's; None where there is none
-    # By the size of two disjoint validation draws, the largest being halves: s by both, for each repetition.
-    # Of smaller draws, for the first samples.
+    # For each repetition, s by two disjoint validation draws; keyed by their size, the largest being halves. Smaller
+    # draws have s of the first samples only.
     alignment: dict[int, list[tuple[Tensor, Tensor]]]
 
     @property
@@ -45,7 +45,7 @@ class Samples:
 def collect(learner: Learner, train: Batches, validation: Split, samples: int, seed: int, steps: Steps) -> Samples:
     """Training samples, and their alignment with each validation draw.
 
-    The samples are seen anew in each repetition, so that the gradients of one are in memory at a time.
+    Samples are recomputed in each repetition, so that the gradients of only one repetition are in memory at a time.
     """
     batches = samples // (train.batch * learner.copies)
     known: list[dict[str, Tensor]] = []
@@ -80,7 +80,7 @@ def collect(learner: Learner, train: Batches, validation: Split, samples: int, s
         )
     place, outputs = joined.pop("place"), joined.pop("outputs")
     if not ((joined["first"] < K) & (joined["second"] < K)).all():
-        joined["embedding"] = joined["magnitudes"]  # the paper's has no place for some of the functions
+        joined["embedding"] = joined["magnitudes"]  # the paper's embedding has no place for some of the functions
     return Samples(
         known=joined,
         place=place,
@@ -90,7 +90,7 @@ def collect(learner: Learner, train: Batches, validation: Split, samples: int, s
 
 
 def draws(labels: Tensor, seed: int) -> dict[int, tuple[Tensor, Tensor]]:
-    """Two draws without a common image, by their size up to halves; small ones are random, as a policy update's are."""
+    """Pairs of disjoint draws by their size, up to halves; the smaller ones are random, as a policy update's are."""
     both = halves(labels, seed)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     sizes = takewhile(lambda size: size < len(both[0]), (SMALLEST * 2**k for k in count()))
@@ -98,15 +98,15 @@ def draws(labels: Tensor, seed: int) -> dict[int, tuple[Tensor, Tensor]]:
 
 
 def halves(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Two halves without a common image, with the same number of images of each class.
+    """Two disjoint halves with the same number of images of each class.
 
-    Of two plain halves one has more of a class and the other less: that would be most of what they say, and the
-    opposite.
+    Of two plain random halves, one has more of a class and the other less. This would dominate their gradients, with
+    opposite signs.
     """
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     by_class = order[labels[order].argsort(stable=True)]
     classes = labels[by_class]
-    turn = torch.empty_like(order)  # of an image among those of its class
+    turn = torch.empty_like(order)  # the place of an image among those of its class
     turn[by_class] = torch.arange(len(order)) - torch.searchsorted(classes, classes)
     number = torch.bincount(labels)[labels]
     paired = turn < number - number % 2
@@ -114,7 +114,7 @@ def halves(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _known(look: Observation) -> dict[str, Tensor]:
-    """What a policy could be told of the samples."""
+    """What a policy could be told about the samples."""
     t = look.transformation
     paper = Transformation(t.first.clamp(max=K - 1), t.second.clamp(max=K - 1), t.magnitudes, t.signs)
     return {
@@ -130,9 +130,9 @@ def _known(look: Observation) -> dict[str, Tensor]:
 
 
 def validation_gradient(learner: Learner, split: Split, places: Tensor, like: Batches) -> list[Tensor]:
-    """Of the mean loss of these images, in parts of a mini-batch, so that memory does not grow with their number."""
+    """Gradient of these images' mean loss, in parts of at most a mini-batch so that memory does not grow with them."""
     total: list[Tensor] = []
-    size = -(-len(places) // -(-len(places) // like.batch))  # parts alike: one image alone has no batch statistics
+    size = -(-len(places) // -(-len(places) // like.batch))  # equal parts: a single image has no batch statistics
     for images, labels in once(split.take(places.to(split.labels.device)), like.device, like.reader, size):
         share = len(labels) / len(places)
         part = [share * gradient for gradient in learner.validation_gradient(images, labels)]

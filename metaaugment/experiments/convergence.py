@@ -1,6 +1,6 @@
 """Theorems 1 and 2, measured: how two averages of squared gradients fall with the horizon T.
 
-The theorems run Algorithm 1 for T iterations, under step sizes that are constants of T,
+The theorems run Algorithm 1 for T iterations, with step sizes that are fixed by T,
 
     α = c log T / T,    β = √(c' log log T / T),    γ = c'' log T / T,
 
@@ -15,12 +15,12 @@ The problem here is chosen so that their assumptions hold. L_tr is a sum over a 
 each of a few functions, whose magnitudes and signs are drawn once. Every batch is the whole set, so gradients are exact
 and their variance, which has to be bounded, is zero. The networks are smooth (tanh, no batch normalisation), so losses
 and outputs have bounded values and derivatives as long as w and θ stay bounded. α is fixed. Weights are P/n, as in
-Eqs. 2 to 4, and not P/ΣP as in the paper's experiments. T begins where it is sufficiently large for the theorems'
-conditions under the constants seen (`Constants.conditions`). The steps are those of `Learner`, in float64 and by an
-exact route; both gradients are what it leaves in `.grad`.
+Eqs. 2 to 4, and not P/ΣP as in the paper's experiments. The smallest T is large enough for the theorems' conditions
+with the constants measured (`Constants.conditions`). The steps are those of `Learner`, in float64 and by an exact
+route; both gradients are what it leaves in `.grad`.
 
-The constants of the bounds are estimates, and from below: the largest values at a few iterations that lie evenly over a
-run, with norms of Hessians by power iteration. Over all w and θ they are larger.
+The constants of the bounds are estimates from below: the largest values at a few evenly spaced iterations of a run,
+with norms of Hessians by power iteration. Over all w and θ they are larger.
 """
 
 import itertools
@@ -59,11 +59,11 @@ Eyes = Literal["own", "shared"]
 EYES: tuple[Eyes, ...] = ("own", "shared")
 HORIZONS = tuple(2**k for k in range(8, 14))
 
-# Few classes: w moves for a time γT = c'' log T only. Ten classes are hardly learned in it, and until they are, the
+# Few classes: w moves only for a time γT = c'' log T, in which ten classes are hardly learned, and until they are, the
 # average does not fall.
 CLASSES, PER_CLASS, SIZE, HIDDEN = 3, 7, 8, 8
 FUNCTIONS = ("Identity", "Rotate", "TranslateX", "Contrast")
-LOOKS = 4  # iterations of a run at which the constants are looked at
+LOOKS = 4  # iterations of a run at which the constants are measured
 POWER = 10  # iterations for the norm of a Hessian
 
 # What a seed is used for, besides the split of the data.
@@ -98,7 +98,7 @@ def lemma_rate(horizon: float) -> float:
 
 
 def moved_rate(horizon: float) -> float:
-    """How far θ comes in T steps of at most β α ρ₁² δ₁, by Lemma 1 again: log T √(log log T / T), which goes to 0."""
+    """How far θ moves in T steps of at most β α ρ₁² δ₁, by Lemma 1 again: log T √(log log T / T), which goes to 0."""
     return math.log(horizon) * math.sqrt(math.log(math.log(horizon)) / horizon)
 
 
@@ -108,13 +108,13 @@ def training_rate(horizon: float) -> float:
 
 
 def exact_training_rate(horizon: float) -> float:
-    """What is left of the same proof where gradients are exact: 1 / log T."""
+    """What is left of Theorem 1's bound where gradients are exact: 1 / log T."""
     return 1 / math.log(horizon)
 
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of the theorems, named as there; norms of gradients and Hessians are of single samples."""
+    """The theorems' constants, by their names: bounds for single samples; of gradients and Hessians, on the norm."""
 
     rho1: float  # of ∇_w of the losses, training and validation
     rho2: float  # of the Hessian of the losses in w
@@ -129,7 +129,7 @@ class Constants:
         return 2 * self.rho1 * self.delta1_tilde * self.c1 * self.c2
 
     def conditions(self, rates: Rates) -> tuple[float, float]:
-        """What must be below 1 for T to count as sufficiently large."""
+        """Two numbers that must be below 1 for T to count as sufficiently large."""
         a, b = rates.alpha, rates.beta
         of_policy = a * b * self.rho1**2 * (a * self.delta1**2 * self.rho2 + self.delta2)
         return of_policy, rates.gamma * self.c1 * self.rho2
@@ -152,7 +152,7 @@ class Standing(StillSampler):
 
 
 class SmoothPolicy(PolicyNetwork):
-    """The policy network with tanh for ReLU, which has no second derivative, and embeddings scaled to at most 1."""
+    """The policy network with tanh, since ReLU has no second derivative, and embeddings scaled to at most 1."""
 
     def forward(
         self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"], *evidence: Tensor
@@ -163,7 +163,7 @@ class SmoothPolicy(PolicyNetwork):
 
 
 class Unnormalized(Around):
-    """Another policy, whose outputs weigh the losses as Eqs. 2 to 4 are written: P/n, with n of the global batch."""
+    """Weights losses by another policy's outputs as Eqs. 2 to 4 are written: P/n, with n of the global batch."""
 
     def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         return outputs / total(torch.full_like(outputs[0], len(outputs)))
@@ -203,7 +203,7 @@ class Problem:
 
     @classmethod
     def of(cls, eyes: Eyes, seed: int) -> "Problem":
-        """Digits of the first classes. All is drawn by the seed, and alike for both kinds of eyes."""
+        """Digits of the first classes. Everything is drawn from the seed, and is the same for both kinds of eyes."""
         data = dataset("digits", seed=seed, size=SIZE, per_class=PER_CLASS)
         train, val = (of_first_classes(split) for split in (data.train, data.val))
         sampler = Standing(len(train[0]), FUNCTIONS, torch.Generator().manual_seed(derived_seed(seed, MAGNITUDES)))
@@ -218,14 +218,14 @@ class Problem:
 
 
 def of_first_classes(data: Split) -> Batch:
-    """Images of one channel; digits have three that are alike."""
+    """Images of the first classes, with one channel; digits have three identical ones."""
     assert isinstance(data, Images)
     kept = data.labels < CLASSES
     return data.images[kept, :1].contiguous(), data.labels[kept]
 
 
 def centered(images: Tensor) -> Tensor:
-    """About the mean of the digits: what all images have in common would make the loss steep and teach nothing."""
+    """Centred at the mean of the digits: what all images have in common would make the loss steep and teach nothing."""
     return images.double() / 255 - 0.3
 
 
@@ -234,14 +234,14 @@ def centered(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Run:
-    """What T iterations gave, with one way of seeing and one seed."""
+    """What T iterations gave, with one kind of eyes and one seed."""
 
     eyes: Eyes
     seed: int
     horizon: int
     validation: float  # average of ‖∇_θ L_val(ŵ_t(θ_t))‖²
     training: float  # average of ‖∇_w L_tr(w_t, θ_{t+1})‖²
-    drift: float  # average of what steps of w add to L_tr through the weights, over γ; half the bias bounds it
+    drift: float  # average of what a step of w adds to L_tr by changing the weights, over γ; at most half the bias
     moved: float  # ‖θ_T − θ_0‖
     constants: Constants
     bias: float
@@ -250,7 +250,7 @@ class Run:
 
 
 def run(eyes: Eyes, seed: int, horizon: int, stepped: Callable[[], None] = lambda: None) -> Run:
-    """Algorithm 1 for T iterations, measured; it begins alike for every T."""
+    """Algorithm 1 for T iterations, measured; it starts the same way for every T."""
     started, problem, rates = time.perf_counter(), Problem.of(eyes, seed), Rates.at(horizon)
     learner = problem.learner
     with torch.no_grad():
@@ -269,7 +269,7 @@ def run(eyes: Eyes, seed: int, horizon: int, stepped: Callable[[], None] = lambd
         outer.zero_grad()
         learner.weighted_loss(seen).backward()
         training.append(squared_norm(w))
-        before = outputs(problem, seen) if eyes == "shared" else None  # own ones do not see w
+        before = outputs(problem, seen) if eyes == "shared" else None  # own eyes do not depend on w
         task.step()
         task.zero_grad()
         drift.append(0.0 if before is None else added(problem, seen, before) / rates.gamma)
@@ -291,7 +291,7 @@ def run(eyes: Eyes, seed: int, horizon: int, stepped: Callable[[], None] = lambd
 
 
 def squared_norm(parameters: Sequence[nn.Parameter]) -> float:
-    """‖∇‖² of the gradient that the learner left."""
+    """‖∇‖² of the gradient that the learner left in `.grad`."""
     return float(norm([p.grad for p in parameters if p.grad is not None]) ** 2)
 
 
@@ -305,7 +305,7 @@ def outputs(problem: Problem, seen: Observation) -> Float[Tensor, " n"]:
 def added(problem: Problem, seen: Observation, before: Float[Tensor, " n"]) -> float:
     """What a step of w, which took the weights as fixed, adds to L_tr by changing them: I₄₁ in Theorem 2's proof.
 
-    Above 0 it works against convergence, below 0 for it.
+    Above 0 this works against convergence, below 0 for it.
     """
     losses = problem.learner.loss(problem.learner.network(seen.inputs), seen.labels)
     return float(((outputs(problem, seen) - before) * losses).mean())
@@ -314,7 +314,7 @@ def added(problem: Problem, seen: Observation, before: Float[Tensor, " n"]) -> f
 # -- constants ---------------------------------------------------------------------------------------------------------
 
 Parameters = dict[str, Tensor]
-Single = Callable[..., Tensor]  # from parameters and what belongs to one sample to a number
+Single = Callable[..., Tensor]  # from parameters and the tensors of one sample to a number
 
 
 def look(problem: Problem, seen: Observation) -> Constants:
@@ -352,7 +352,7 @@ def gradient_norm(function: Single, parameters: Parameters, *samples: Tensor) ->
 
 
 def hessian_norm(function: Single, parameters: Parameters, *samples: Tensor) -> float:
-    """The largest spectral norm of a Hessian over the samples, by power iteration: from below."""
+    """The largest spectral norm of a Hessian over the samples, estimated from below by power iteration."""
 
     def product(direction: Parameters, *sample: Tensor) -> Parameters:
         return jvp(lambda at: grad(function)(at, *sample), (parameters,), (direction,))[1]
@@ -399,7 +399,7 @@ def study(horizons: Sequence[int], seeds: int, console: Console) -> list[Run]:
 
 @dataclass(frozen=True)
 class Slope:
-    """How an average falls with T: the exponent of T that fits it best, beside those of bounds on it."""
+    """How an average falls with T: the exponent of T that fits it best, beside those of its bounds."""
 
     eyes: Eyes
     average: str  # "validation" or "training"
@@ -409,8 +409,8 @@ class Slope:
     sharper: float  # of a bound that holds here by the same proofs
 
 
-# The bound of each average, and one that is sharper. With shared eyes the training average is bounded by a constant,
-# unless the drift is below 0 (the remark behind Theorem 2).
+# The theorem's bound on each average, and a sharper one. With shared eyes the training average is bounded by a
+# constant, unless the drift is below 0 (the remark after Theorem 2).
 BOUNDS: dict[tuple[Eyes, str], tuple[Callable[[float], float], Callable[[float], float]]] = {
     ("own", "validation"): (validation_rate, lemma_rate),
     ("shared", "validation"): (validation_rate, lemma_rate),

@@ -1,11 +1,11 @@
-"""Does the policy learn anything, and could it learn more? Measured on a network that stands still.
+"""Does the policy learn anything, and could it learn more? Measured on a network that is held fixed.
 
-A policy can learn what its inputs say of the alignment s_i = ⟨∇L_i(w), ∇L_val(w)⟩. So s is computed for training
-samples augmented as in the run, and three things are asked of it: how much of it is noise of the validation images
-drawn, how much can be predicted, and how much of that is in the policy's outputs already. Correlations throughout,
-repeated over random halves of the validation set: a prediction is fitted to s by one half, and judged on other samples
-by the other half, so that it gains nothing from the noise of a small set. The gradient is taken at w, not at ŵ: no
-policy decides here.
+A policy can learn what its inputs say about the alignment s_i = ⟨∇L_i(w), ∇L_val(w)⟩. So s is computed for training
+samples augmented as in the run, and three things are measured: how much of it is noise from the draw of validation
+images, how much can be predicted, and how much of that is already in the policy's outputs. All three are correlations,
+repeated over random halves of the validation set: a prediction is fitted to s by one half and judged on other samples
+against s by the other half, so that it gains nothing from the noise of a small set. The gradient is taken at w, not at
+ŵ, so that it does not depend on the policy.
 """
 
 import math
@@ -29,12 +29,12 @@ from metaaugment.seeds import JUDGES, derived_seed
 from metaaugment.training.evaluation import evaluate
 from metaaugment.training.folder import is_number
 
-FIT, STOP = 0.6, 0.2  # shares of the samples that a prediction is fitted to, and that say when to stop; the rest judges
+FIT, STOP = 0.6, 0.2  # shares of the samples to fit a prediction to and to stop fitting by; the rest judge it
 HIDDEN, BATCH, RATE, DECAY = 100, 128, 3e-3, 1e-4  # of the network that predicts
-MANY = 20_000  # where 8,192 samples of WRN-40-2 on CIFAR-100 found 0.15, 38,400 found 0.21
-LEAST, MOST, FITTED = 8, 30, 150_000  # passes over the samples, and about how many of these in all
+MANY = 20_000  # fewer samples may find less: for WRN-40-2 on CIFAR-100, 8,192 found 0.15 and 38,400 found 0.21
+LEAST, MOST, FITTED = 8, 30, 150_000  # fewest and most passes over the samples, and about how many samples in all
 
-# What s is predicted from. The pair is all that a policy of the whole data set knows.
+# What s is predicted from. The pair of functions is all that a policy for the whole data set knows.
 PAPER, CLUES, LABEL = "feature, embedding", "feature, embedding, clues", "feature, embedding, clues, label"
 INPUTS: dict[str, tuple[str, ...]] = {
     "pair": ("pair",),
@@ -44,7 +44,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Correlation:
-    """Mean and deviation over repeated halves."""
+    """Mean and standard deviation over the repetitions."""
 
     mean: float
     deviation: float
@@ -55,7 +55,7 @@ class Correlation:
 
     @property
     def error(self) -> float:
-        """Of the mean."""
+        """The standard error of the mean."""
         return self.deviation / math.sqrt(REPEATS)
 
     def __str__(self) -> str:
@@ -68,18 +68,18 @@ class Diagnosis:
 
     samples: int
     validation: int
-    update: int | None  # validation images of a policy update of the run
+    update: int | None  # validation images per policy update of the run
     accuracy: float  # on the validation images
-    chance: float  # what it would be at most for a network that knows nothing of them
-    noise: dict[int, Correlation]  # of s by two disjoint draws of this size
-    predicted: dict[str, Correlation]  # s, from what
+    chance: float  # the highest accuracy of a network that knows nothing about them
+    noise: dict[int, Correlation]  # of s by two disjoint validation draws, keyed by their size
+    predicted: dict[str, Correlation]  # of s with a prediction of it, keyed by what that is made from
     captured: Correlation | None  # of the policy's outputs and s
     sees: str = PAPER  # what the policy of the run sees, a key of `predicted`
-    learns: bool = True  # whether the run learns it
-    regresses: bool = False  # whether it learns to predict s
-    epoch: int | None = None  # finished ones of the run when it was looked at; older diagnoses do not say
-    step: int | None = None  # finished ones of the epoch after these
-    seed: int | None = None  # that samples and halves were drawn by
+    learns: bool = True  # whether the run learns that policy
+    regresses: bool = False  # whether the policy learns to predict s
+    epoch: int | None = None  # epochs that the run had finished when diagnosed; older diagnoses do not say
+    step: int | None = None  # steps that it had finished in the epoch after these
+    seed: int | None = None  # from which samples and halves were drawn
 
     @property
     def half(self) -> Correlation:
@@ -91,14 +91,15 @@ class Diagnosis:
 
     @property
     def own(self) -> Correlation:
-        """What the policy's inputs, or a part of them, say."""
+        """The best prediction from the policy's inputs, or from a part of them."""
         seen = set(INPUTS[self.sees])
         among = [found for name, found in self.predicted.items() if set(INPUTS[name]) <= seen]
         return max(among, key=lambda found: found.mean)
 
     def worth_learning(self, found: Correlation) -> bool:
-        """Whether it is no accident, and at least a twenty-fifth of what is not noise: of the variance of s that two
-        halves of the validation images have in common."""
+        """Whether a prediction is no accident, and explains at least a twenty-fifth of what is not noise.
+
+        What is not noise is the variance of s that two halves of the validation images have in common."""
         return found.mean > 2 * found.error and found.mean**2 >= 0.04 * max(self.half.mean, 0.0)
 
     def to_json(self) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class Diagnosis:
         return cls(**plain, **found, epoch=epoch, step=step, seed=seed)
 
     def verdict(self) -> str:
-        """In one sentence; the first that applies."""
+        """The first sentence that applies."""
         own = self.own
         if self.accuracy <= self.chance:
             return (
@@ -185,7 +186,7 @@ class Diagnosis:
         return f"{self.own} is possible from {self._inputs()}{self._more()}"
 
     def _further(self) -> str | None:
-        """What says more than what the policy sees, and the label more than the loss, by more than their errors."""
+        """CLUES or LABEL, if it predicts over two errors more than the policy's inputs; LABEL must also beat CLUES."""
         further, best = None, self.own
         for name in (CLUES, LABEL):
             found = self.predicted[name]
@@ -200,7 +201,7 @@ class Diagnosis:
         return f", with {'loss and label' if name == LABEL else 'the loss'} {self.predicted[name].mean:.2f}"
 
     def _change(self) -> str:
-        """What is most likely to help."""
+        """The change that is most likely to help."""
         more = self._further()
         if more is not None and self.predicted[more].mean > 1.5 * max(self.own.mean, 0.05):
             return _let_it_see(more)
@@ -238,7 +239,7 @@ def diagnose(
     Args:
         learner: the one to diagnose, in its present state; nothing of it is changed.
         train: mini-batches of the training split.
-        samples: about how many training samples to look at; by default 2048, or five mini-batches.
+        samples: about how many training samples to look at; by default 2048, or five mini-batches if that is more.
         update: number of validation images per policy update.
         learns: whether the policy was learned in this run; by default, whether this learner learns it.
     """
@@ -303,8 +304,9 @@ def check_enough(validation: Split, samples: int, batch: int) -> None:
 
 
 def beside_chance(learner: Learner, train: Batches, validation: Split) -> tuple[float, float]:
-    """Accuracy on the validation images, and what it may be by chance: the share of the largest class and two standard
-    errors."""
+    """Accuracy on the validation images, and the highest that it may be by chance.
+
+    The latter is the share of the largest class plus two standard errors."""
     score = evaluate(learner.network, once(validation, train.device, train.reader), learner.prepare)
     n = len(validation)
     share = int(torch.bincount(validation.labels.cpu()).max()) / n
@@ -315,7 +317,7 @@ def beside_chance(learner: Learner, train: Batches, validation: Split) -> tuple[
 
 
 class Predictor(nn.Module):
-    """Each input through a layer and ReLU, then together to one number: what a policy network of its kind can say."""
+    """Each input through a layer and ReLU, then all to one number: what a policy network of this form can express."""
 
     def __init__(self, inputs: dict[str, Tensor]) -> None:
         super().__init__()
@@ -335,8 +337,10 @@ class Predictor(nn.Module):
 
 
 def predictability(samples: Samples, names: Sequence[str], one: Tensor, other: Tensor, seed: int) -> float:
-    """Correlation of a prediction from these inputs, fitted to s by one half of the validation images, with s by the
-    other half, on samples of images that were not fitted."""
+    """How well s can be predicted from these inputs: the correlation of a prediction with s.
+
+    The prediction is fitted to s by one half of the validation images, and compared with s by the other half on samples
+    of images that it was not fitted to."""
     generator = torch.Generator().manual_seed(seed)
     fit, stop, judge = by_image(samples.place, generator)
     s = standardized(one, fit).float()
@@ -363,8 +367,10 @@ def predictability(samples: Samples, names: Sequence[str], one: Tensor, other: T
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Small networks gain nothing from several threads, which wait for each other where others compute too: four at
-    once, of 16 threads each, took more than twice as long on 2 cores."""
+    """A context with one thread.
+
+    Small networks gain nothing from several, which wait for each other while other processes compute: four processes
+    at once, of 16 threads each, took more than twice as long on 2 cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -374,7 +380,7 @@ def one_thread() -> Iterator[None]:
 
 
 def by_image(place: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Samples to fit, to stop and to judge by; all samples of an image are in one part."""
+    """Samples to fit to, to stop by and to judge by; all samples of an image are in the same part."""
     images, which = place.unique(return_inverse=True)
     turn = torch.randperm(len(images), generator=generator)[which] / len(images)
     parts = (turn < FIT, (turn >= FIT) & (turn < FIT + STOP), turn >= FIT + STOP)
@@ -383,7 +389,7 @@ def by_image(place: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor,
 
 
 def pair_means(pair: Tensor, s: Tensor, fit: Tensor) -> Tensor:
-    """For each sample the mean of its pair among the fitted ones; for pairs not among them the mean of all."""
+    """For each sample the mean s of its pair over the fitted samples; for pairs not among these, the mean of all."""
     pairs = len(OPS) ** 2
     count = torch.zeros(pairs).index_add_(0, pair[fit], torch.ones(len(fit)))
     total = torch.zeros(pairs).index_add_(0, pair[fit], s[fit])
@@ -391,7 +397,7 @@ def pair_means(pair: Tensor, s: Tensor, fit: Tensor) -> Tensor:
 
 
 def captured(samples: Samples, seed: int) -> Correlation | None:
-    """How far the policy's outputs follow s by half of the validation images, on the samples that judge predictions."""
+    """Correlation of the policy's outputs with s by half of the validation images, on the samples that judge."""
     if samples.outputs is None:
         return None
     values = []
@@ -402,14 +408,14 @@ def captured(samples: Samples, seed: int) -> Correlation | None:
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """Pearson's; 0 where one of them does not vary."""
+    """Pearson's correlation; 0 if one of the two does not vary."""
     a, b = (value.double() - value.double().mean() for value in (a, b))
     scale = a.norm() * b.norm()
     return float((a * b).sum() / scale) if scale > 0 else 0.0
 
 
 def standardized(values: Tensor, fit: Tensor) -> Tensor:
-    """By mean and deviation of the fitted samples; whole numbers are names and stay."""
+    """Standardised by mean and deviation of the fitted samples; integers are names and stay as they are."""
     if not values.is_floating_point():
         return values
     deviation = values[fit].std(0)

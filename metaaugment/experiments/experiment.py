@@ -37,11 +37,11 @@ from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Phase
 from metaaugment.transfer import LearnedPolicy
 
-# Validation images that are gone through at once: four mini-batches, but no fewer than the first and no more than the
-# second of these, where a mini-batch is not larger itself. On an H200 WRN-40-2 trains on 42,600 images/s in
-# mini-batches of 512, and on 28,900 in mini-batches of 128.
+# Validation images that are processed at once: four mini-batches, but at least the first and at most the second of
+# these numbers, unless a single mini-batch is larger. On an H200 WRN-40-2 trains on 42,600 images/s in mini-batches of
+# 512, and on 28,900 in mini-batches of 128.
 PART = 256, 512
-# Data sets whose test images are the same whatever the split's seed is.
+# Data sets whose test images do not depend on the seed of the split.
 FIXED_TEST = ("cifar10", "cifar100", "imagenet")
 
 
@@ -53,15 +53,15 @@ class Experiment:
     data: DataSet
     network: nn.Module
     device: torch.device
-    generator: torch.Generator  # of all draws that augment
+    generator: torch.Generator  # of all random augmentation
     layout: torch.memory_format
     policy: LearnedPolicy | None = None  # to train under, where the recipe names one
     found: FoundPolicy | None = None  # what a compared system found, for methods that augment by it
-    policy_name: str | None = None  # of either: a file, or a published policy
+    policy_name: str | None = None  # of either of the two: a file, or a published policy
     dtype: torch.dtype = torch.float32  # of the networks
 
     def phases(self) -> list[Phase]:
-        """What is trained in turn: mostly one thing; on ImageNet random, joint and frozen."""
+        """What is trained in turn: mostly one phase; on ImageNet a random, a joint and a frozen one."""
         recipe = self.recipe
         if self.policy is not None:
             return [Phase(recipe.epochs, self._transferred)]
@@ -101,7 +101,7 @@ class Experiment:
         return self.learner(sampler, UniformPolicy()), None
 
     def _frozen(self, before: Learner | None) -> tuple[Learner, None]:
-        """Under the policy of the learner before it, which goes on seeing through the network as it is then."""
+        """Under the policy of the learner before it, which from then on sees through a frozen copy of its network."""
         seen_through = self.network if before is None or before.extractor is None else before.extractor
         eyes = deepcopy(seen_through).eval().requires_grad_(False)
         policy = self.fresh_policy()
@@ -119,7 +119,7 @@ class Experiment:
     def learner(
         self, sampler: Sampler, policy: nn.Module, extractor: nn.Module | None = None, space: str | Space | None = None
     ) -> Learner:
-        """A learner of these parts, under all else that the recipe says."""
+        """A learner of these parts, with everything else as the recipe says."""
         recipe = self.recipe
         policy = policy.to(self.device, self.dtype)
         extractor = None if extractor is None else extractor.to(self.device, self.dtype)
@@ -129,7 +129,7 @@ class Experiment:
         )  # fmt: skip
 
     def handling(self, space: str | Space | None = None) -> dict[str, Any]:
-        """What a learner is told of the recipe whatever its sampler and policy are: images, loss and pace."""
+        """What a learner takes from the recipe whatever its sampler and policy are: images, loss and pace."""
         recipe, data, generator = self.recipe, self.data, self.generator
         plain = recipe.method == "baseline"
         padding, cutout = (recipe.baseline_crop, 0) if plain else (recipe.crop, recipe.cutout)
@@ -154,18 +154,18 @@ class Experiment:
         }
 
     def policy_digest(self) -> str | None:
-        """Of the policy that is trained under, so that a run does not go on under another one of the same name."""
+        """Digest of the policy to train under, so that a run is not continued under another one of the same name."""
         if self.found is not None:
             return hashlib.sha256(json.dumps(published.encode(self.found)).encode()).hexdigest()[:16]
         return None if self.policy is None else self.policy.digest()[:16]
 
     def fresh_policy(self) -> nn.Module:
-        """As it is before anything is learned."""
+        """The policy before anything is learned."""
         recipe = self.recipe
         return METHODS[recipe.method].policy(recipe, feature_dim(self.network), self.data.num_classes)
 
     def fresh_network(self) -> nn.Module:
-        """Of the task network's kind."""
+        """A new network of the task network's kind."""
         data = self.data
         net = network(self.recipe.network, data.num_classes, data.channels)
         return placed(net, self.recipe, self.device, self.dtype, self.layout)
@@ -226,12 +226,12 @@ def data_of(recipe: Recipe, place: Place, console: Console) -> DataSet:
 
 
 def _check_unseen(recipe: Recipe, learned: object) -> None:
-    """Refuse a policy that has learned from the images that it would be judged by. `learned`: the recipe it is from."""
+    """Refuse a policy that has learned from images that it would be judged by. `learned`: the recipe it comes from."""
     if not isinstance(learned, dict) or learned.get("dataset") != recipe.dataset:
         return
     share, of = recipe.held_back, recipe.held_back_from
     found = learned.get("held_back", 0.0), learned.get("split_seed", 0), learned.get("held_back_from", "validation")
-    # What is held back of the training images depends on how many there are.
+    # Which training images are held back depends on how many there are.
     other = of == "training" and learned.get("per_class") != recipe.per_class
     if share and (other or found != (share, recipe.split_seed, of)):
         raise ValueError(
@@ -269,8 +269,9 @@ def assemble(
     dtype: torch.dtype = torch.float32,
     fresh: bool = True,
 ) -> Experiment:
-    """A network and generator for data that are there already. One that is not `fresh` has its weights from a
-    checkpoint afterwards, and needs no pretrained ones."""
+    """An experiment, with its network and generator, on data that are already loaded.
+
+    A network that is not `fresh` gets its weights from a checkpoint later, so it is given no pretrained ones."""
     _check_sizes(recipe, data)
     torch.manual_seed(derived_seed(recipe.seed, INITIAL))
     net = network(recipe.network, data.num_classes, data.channels)
@@ -285,7 +286,7 @@ def assemble(
 def placed(
     net: nn.Module, recipe: Recipe, device: torch.device, dtype: torch.dtype, layout: torch.memory_format
 ) -> nn.Module:
-    """A network where it is trained, with the statistics of the global mini-batch where there are several processes."""
+    """A network on its device; with several processes, batch statistics are global unless --local-statistics is set."""
     net = net.to(device, dtype, memory_format=layout)  # type: ignore[call-overload]
     return net if world_size() == 1 or recipe.local_statistics else with_global_statistics(net)
 
@@ -313,7 +314,7 @@ def _check_sizes(recipe: Recipe, data: DataSet) -> None:
 
 
 def clipped(optimizer: Optimizer, norm: float | None) -> Optimizer:
-    """The same optimizer, which first shortens a longer gradient to this norm."""
+    """The same optimizer, which first clips the gradient to this norm."""
     if norm is not None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 

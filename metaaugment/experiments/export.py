@@ -20,7 +20,7 @@ from metaaugment.transfer import LearnedPolicy
 
 
 def learned_policy(folder: Path) -> LearnedPolicy:
-    """The policy of a run's last checkpoint, with the task network as its eyes."""
+    """The policy of a run's last checkpoint, with the network that it sees through."""
     state = checkpoint.of_run(folder)
     with checkpoint.understood(folder):
         return _learned(folder, state)
@@ -32,9 +32,9 @@ def _learned(folder: Path, state: dict[str, Any]) -> LearnedPolicy:
     if not recipe.learns:
         under = f"under {recipe.policy}" if recipe.policy is not None else f"by {recipe.method}"
         raise ValueError(f"{folder} was trained {under} and has learned no policy; name a joint run of metaaugment")
-    with torch.device("meta"):  # without memory of its own: what a file says of sizes is not to be trusted
+    with torch.device("meta"):  # allocates nothing: the sizes that a file claims are not to be trusted
         net = network(recipe.network, about["num_classes"], about["channels"])
-    # In the last phase of three the policy sees through the network as it was before.
+    # In the frozen phase the policy sees through the network as it was when that phase began.
     net.load_state_dict(state["learner"].get("extractor", state["network"]), assign=True)
     method = METHODS[recipe.method]
     if "policy" not in state["learner"] or not state["learner"]["policy"]:

@@ -1,4 +1,4 @@
-"""Dataclasses as flags of the command line: how a value is refused, agreed on, and said again."""
+"""Dataclasses as command-line flags: how a value is refused, compared with a recorded one, and turned into flags."""
 
 import difflib
 from collections.abc import Collection, Iterable
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def flag(name: str) -> str:
-    """Of a field."""
+    """The command-line flag of a field."""
     return f"--{name.replace('_', '-')}"
 
 
 def refuse(name: str, value: object, good: bool, allowed: str) -> None:
-    """A ValueError that names the flag of a field, its value and what is allowed, unless the value is good."""
+    """Raise a ValueError that names the flag of a field, its value and what is allowed, unless the value is good."""
     if not good:
         raise ValueError(f"{flag(name)} is {value!r}; it must be {allowed}")
 
@@ -26,26 +26,26 @@ def one_of(value: str, allowed: Iterable[str], flag: str) -> None:
 
 
 def flags(value: Any, default: Any, names: Iterable[str] | None = None) -> list[str]:
-    """What is to be said for a dataclass to become this value, where without a word it is the default."""
+    """The command-line flags that turn the default of a dataclass into this value."""
     words = []
     for name in names if names is not None else (field.name for field in fields(value)):
         now = getattr(value, name)
         if now != getattr(default, name):
-            # Switches are said without a value: --flip, --no-flip.
+            # Switches take no value: --flip, --no-flip.
             words += [f"--{'' if now else 'no-'}{flag(name)[2:]}"] if isinstance(now, bool) else [flag(name), str(now)]
     return words
 
 
 def said(args: Iterable[str]) -> frozenset[str]:
-    """The fields whose flags a command has, whatever their values are."""
+    """The fields whose flags are on a command line, whatever their values."""
     names = (arg.split("=")[0].removeprefix("--").removeprefix("no-") for arg in args if arg.startswith("--"))
     return frozenset(name.replace("-", "_") for name in names)
 
 
 def check_agreement(folder: Path, asked: Any, default: Any, recorded: Any, said: Collection[str] = frozenset()) -> None:
-    """Refuse settings, a dataclass, that were asked for and are others than those that a folder was begun with.
+    """Refuse settings (a dataclass) that were asked for and differ from those that a folder was begun with.
 
-    What is not the default was asked for, and so were the fields that `said` names.
+    A value was asked for if it is not the default, or if `said` names its field.
     """
     for name in (field.name for field in fields(asked)):
         wish, found = getattr(asked, name), getattr(recorded, name)

@@ -1,6 +1,6 @@
 """What a reproduction is made of: runs of a table's entries, and searches for the policies that some of them need.
 
-Each is the work of a process of its own, in a folder of its own, where it can be gone on with.
+Each is done by a process of its own, in a folder of its own, from which it can be continued.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from metaaugment.training.log import LOG
 
 @dataclass(frozen=True)
 class Where:
-    """Folders of a reproduction: of the runs, which it goes on from, and of the results, which are kept."""
+    """Where a reproduction happens: the folder of the runs, to continue from, and that of the results, to keep."""
 
     runs: Path
     results: Path
@@ -35,13 +35,13 @@ class Where:
 
 
 class Work(ABC):
-    """What a process does in a folder."""
+    """What a process does in a folder: a run or a search."""
 
     row: Row
     epochs: int | None
     where: Where
-    record: str  # the file that it begins with
-    outcome: str  # the file that it ends with
+    record: str  # the file that it writes first
+    outcome: str  # the file that it writes last
 
     def __str__(self) -> str:
         return f"{self.row.recipe} {self.name}"
@@ -49,11 +49,11 @@ class Work(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Of its folder, among those of its row."""
+        """The name of its folder, among those of its row."""
 
     @abstractmethod
     def words(self) -> list[str]:
-        """What the program is called with."""
+        """The arguments that the program is called with."""
 
     @property
     @abstractmethod
@@ -62,11 +62,11 @@ class Work(ABC):
 
     @abstractmethod
     def export(self) -> None:
-        """Write that file, once it is finished."""
+        """Write that file, once the work is finished."""
 
     @abstractmethod
     def keep(self) -> str:
-        """Put what it came to among the results; what there is to say of it."""
+        """Put its outcome among the results; returns what to say about it."""
 
     @abstractmethod
     def progress(self) -> str:
@@ -99,11 +99,11 @@ class Work(ABC):
 
     @property
     def busy(self) -> bool:
-        """Whether another process works in its folder, as one does whose `reproduce` was killed."""
+        """Whether another process works in its folder, such as one that outlived the `reproduce` that started it."""
         return run_folder.is_locked(self.folder)
 
     def start(self) -> "subprocess.Popen[bytes]":
-        """Its process, with its output in a file beside the folder."""
+        """Start its process, with the output in a file beside the folder."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with (self.folder.parent / f"{self.name}.log").open("ab") as log:
             return subprocess.Popen(
@@ -112,7 +112,7 @@ class Work(ABC):
             )  # fmt: skip
 
     def last_words(self, status: int) -> str:
-        """What it said last; of a process that was killed, by what."""
+        """The last line of its output; for a process that was killed, the signal that killed it."""
         if status < 0:
             return f"killed by signal {-status}, as happens when memory is short; the same command continues it"
         lines = (self.folder.parent / f"{self.name}.log").read_text(errors="replace").strip().splitlines()
@@ -120,7 +120,7 @@ class Work(ABC):
 
     @property
     def beside(self) -> Path:
-        """The file of how many processes there were at a time, at most; one that goes on later has it from there."""
+        """The file with the largest number of processes at a time so far, for when this work is continued later."""
         return self.folder.parent / f"{self.name}.beside"
 
     @property
@@ -129,7 +129,7 @@ class Work(ABC):
         return int(text) if text.isdecimal() else 1
 
     def shares(self, number: int) -> None:
-        """Note that it is one of so many."""
+        """Note that it is one of this many at a time."""
         if number > self.side_by_side:
             write_atomically(self.beside, lambda part: part.write_text(f"{number}\n"))
 
@@ -156,7 +156,7 @@ class Job(Work):
 
     @property
     def source(self) -> "Work | None":
-        """What finds or learns the policy that it is trained under."""
+        """The work that finds or learns the policy it is trained under, if any."""
         if self.entry.search is not None:
             return Search(self.row, self.entry, self.epochs, self.where)
         if self.entry.under is None:
@@ -175,7 +175,7 @@ class Job(Work):
         return self.row.run(self.entry, self.seed, self.epochs, self.policy)
 
     def check(self) -> None:
-        """Refuse a folder that holds another run than this one."""
+        """Refuse a folder that holds a different run."""
         if not self.begun and not self.finished:
             return
         file = self.folder / run_folder.RECIPE
@@ -198,7 +198,7 @@ class Job(Work):
         return None if source is None or source.makes.exists() or source.finished else source
 
     def ready(self) -> bool:
-        """Whether what it needs is there; a policy is exported as soon as what makes it is finished."""
+        """Whether what it needs is there; exports the policy that it needs once the work that makes it is finished."""
         if self.waits_for is not None:
             return False
         if self.source is not None and not self.source.makes.exists():
@@ -207,7 +207,7 @@ class Job(Work):
 
     def words(self) -> list[str]:
         recipe = self.recipe
-        if self.begun:  # with where its policy lies now, as folders may have been moved
+        if self.begun:  # says where its policy lies now: folders may have been moved
             more = ["--resume", str(self.folder), *(["--policy", str(self.policy)] if self.policy else [])]
         else:
             more = ["--out", str(self.folder), *flags(recipe, RECIPES[recipe.name]())]
@@ -221,7 +221,7 @@ class Job(Work):
         learned_policy(self.folder).save(self.makes, half=True)
 
     def keep(self) -> str:
-        """Its result as a file of its own, and beside it its course, where there is a log to read it from."""
+        """Write its result to a file of its own and, if there is a log to read it from, its course beside it."""
         result = results.read_result(self.folder / run_folder.RESULT)
         self.result.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError, ValueError):
@@ -248,7 +248,7 @@ class Job(Work):
 
 @dataclass(frozen=True, eq=False)
 class Search(Work):
-    """The search of an entry's system for a policy, one for all seeds."""
+    """The search for an entry's policy by its system, one for all seeds."""
 
     row: Row
     entry: Entry
@@ -263,7 +263,7 @@ class Search(Work):
 
     @property
     def makes(self) -> Path:
-        """Among the results: it also says what the search cost."""
+        """The policy's file, among the results: it also says what the search cost."""
         return self.where.results / "searches" / f"{folder_name(self.row, self.epochs)}-{self.entry.name}.json"
 
     def words(self) -> list[str]:
@@ -277,7 +277,7 @@ class Search(Work):
         write_atomically(self.makes, lambda part: part.write_bytes(found))
 
     def keep(self) -> str:
-        published.find(self.folder / run_folder.POLICY)  # or refuse what is none
+        published.find(self.folder / run_folder.POLICY)  # refuses a file that is no policy
         self.export()
         return f"a policy is found; {self.makes}"
 
@@ -293,10 +293,10 @@ def _lines(file: Path) -> int:
 
 
 def _written_alike(value: object) -> object:
-    """Of a policy its row and entry, which mean the same where folders were moved or are named from elsewhere."""
+    """The value, or of a policy's path row and entry only, which stay when folders are moved or named otherwise."""
     return value.parts[-2:] if isinstance(value, Path) else value
 
 
 def folder_name(row: Row, epochs: int | None) -> str:
-    """With the number of epochs where it is not the recipe's: such figures must not stand among the paper's."""
+    """The row's folder, with the epochs if they are not the recipe's: such figures must not mix with the paper's."""
     return row.recipe if epochs in (None, RECIPES[row.recipe]().epochs) else f"{row.recipe}-{epochs}-epochs"

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """How a sampler is made for a recipe and what a system has found, and a policy for so many features and classes."""
+    """How to make a sampler, from a recipe and a found policy, and a policy, for a number of features and classes."""
 
     sampler: Callable[[Recipe, FoundPolicy | None], Sampler]
     policy: Callable[[Recipe, int, int], nn.Module] = lambda recipe, feature_dim, num_classes: UniformPolicy()
-    space: str | None = None  # of its magnitudes, where it has one of its own
-    found: bool = False  # whether it augments by a policy that was found before
-    copies: int = 1  # of each image, where the recipe asks for no more
+    space: str | None = None  # of its magnitudes, if it has one of its own
+    found: bool = False  # whether it augments by a policy that was found beforehand
+    copies: int = 1  # of each image, unless the recipe asks for more
 
 
 def randaugment(recipe: Recipe, found: FoundPolicy | None) -> Sampler:
@@ -50,7 +50,7 @@ def by_found_policy(recipe: Recipe, found: FoundPolicy | None) -> Sampler:
     return SubPolicySampler(found)
 
 
-# How many functions the learned distribution is about.
+# Samplers of the learned distribution, by what they draw for each sample.
 SAMPLERS = {"pairs": TransformationSampler, "singles": SingleSampler}
 
 METHODS: dict[str, Method] = {
@@ -72,5 +72,5 @@ METHODS: dict[str, Method] = {
 
 
 def copies(recipe: Recipe) -> int:
-    """Of each image: what the recipe asks for, or what its method needs."""
+    """Copies of each image: as many as the recipe asks for, or else as its method needs."""
     return recipe.copies if recipe.copies > 1 else METHODS[recipe.method].copies

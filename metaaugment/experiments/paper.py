@@ -1,7 +1,7 @@
 """Every row of the paper's tables as a recipe, and two others.
 
-Numbers are those of the paper's appendix; `tests/test_recipes.py` holds each of them against it. What the paper leaves
-open is said in docs/decisions.md.
+Numbers are those of the paper's appendix; `tests/test_recipes.py` checks each of them against it. What the paper leaves
+open is decided in docs/decisions.md.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from metaaugment.experiments.recipe import Recipe
 
 
 def digits() -> Recipe:
-    """Not in the paper: scikit-learn's digits with a small network, embedded.
+    """Not in the paper: scikit-learn's digits, which need no download, with a small network.
 
-    Strengths are TrivialAugment's wide ones, many of which destroy a digit: there is something to learn.
+    Strengths are TrivialAugment's wide ones, many of which destroy a digit, so there is something to learn.
     Run: metaaugment train digits.
     Time: 82 s on 2 cores.
     """
@@ -39,7 +39,7 @@ def cifar10_wrn_28_10() -> Recipe:
     """Table 1. Paper: 97.76 ± 0.04, baseline 96.1.
 
     Run: metaaugment train cifar10-wrn-28-10.
-    Time: about 15 s per epoch on one H200, by its bare step of 40 ms.
+    Time: about 15 s per epoch on one H200, estimated from its bare step of 40 ms.
     """
     return Recipe(
         name="cifar10-wrn-28-10", dataset="cifar10", network="wrn-28-10",
@@ -62,7 +62,7 @@ def cifar10_shake_shake_26_2x96d() -> Recipe:
     """Table 1, by transfer from WRN-28-10. Paper: 98.29 ± 0.03, baseline 97.1.
 
     Run: metaaugment train cifar10-shake-shake-26-2x96d --policy FILE.
-    Time: 15 ms for forward and backward of a mini-batch on one H200; a run was not timed.
+    Time: 15 ms for the forward and backward passes of a mini-batch on one H200; a run was not timed.
     """
     return replace(
         cifar10_wrn_28_10(), name="cifar10-shake-shake-26-2x96d", network="shake-shake-26-2x96d", transfer=True,
@@ -84,7 +84,7 @@ def cifar10_pyramidnet() -> Recipe:
     """Table 1 (PyramidNet+ShakeDrop), by transfer from WRN-28-10. Paper: 98.57 ± 0.02, baseline 97.3.
 
     Run: metaaugment train cifar10-pyramidnet --policy FILE.
-    Time: 108 ms for forward and backward of a mini-batch on one H200; a run was not timed.
+    Time: 108 ms for the forward and backward passes of a mini-batch on one H200; a run was not timed.
     """
     return replace(
         cifar10_wrn_28_10(), name="cifar10-pyramidnet", network="pyramidnet-272-a200", transfer=True,
@@ -105,7 +105,7 @@ def cifar100_wrn_28_10() -> Recipe:
     """Table 1. Paper: 83.79 ± 0.11, baseline 81.2.
 
     Run: metaaugment train cifar100-wrn-28-10.
-    Time: about 15 s per epoch on one H200, by its bare step of 40 ms.
+    Time: about 15 s per epoch on one H200, estimated from its bare step of 40 ms.
     """
     return replace(cifar10_wrn_28_10(), name="cifar100-wrn-28-10", dataset="cifar100", epochs=200, window=20)
 
@@ -164,7 +164,7 @@ def omniglot_wrn_40_2() -> Recipe:
     """Table 3. Paper: 89.12 ± 0.10, baseline 85.86.
 
     Run: metaaugment train omniglot-wrn-40-2.
-    Time: 2.9 s of training an epoch on one H200, measured over two; the baseline 0.9 s.
+    Time: 2.9 s of training per epoch on one H200, measured over two; the baseline 0.9 s.
     """
     return replace(omniglot_wrn_28_10(), name="omniglot-wrn-40-2", network="wrn-40-2")
 
@@ -172,7 +172,7 @@ def omniglot_wrn_40_2() -> Recipe:
 def imagenet_resnet_50() -> Recipe:
     """Table 4. Paper: 79.74 ± 0.08 (top-5 94.64 ± 0.03), baseline 76.3 (93.1).
 
-    40 epochs with random transformations, 40 with the policy, 40 under it frozen; four transformations per sample.
+    40 epochs with random transformations, 40 that learn the policy, 40 with it frozen; four transformations per sample.
     Run: metaaugment train imagenet-resnet-50.
     Time: not measured.
     """

@@ -10,12 +10,12 @@ from metaaugment.experiments.flags import flags
 from metaaugment.experiments.recipe import Recipe
 
 MAX_WORKERS = 128
-MOST_READERS = 16  # where nobody says how many
+MOST_READERS = 16  # unless --workers says how many
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run happens and what it leaves; nothing that is part of the experiment."""
+    """Where a run happens and what it writes; none of this is part of the experiment."""
 
     data: Path | None = None
     """Folder of the data; by default $METAAUGMENT_DATA or ~/.cache/metaaugment."""
@@ -26,15 +26,15 @@ class Place:
     device: str | None = None
     """cpu or cuda; by default cuda if available."""
     precision: Literal["bf16", "float32", "float64"] | None = None
-    """Precision of the networks; bf16 on a GPU, else float32. float64 is for comparing runs."""
+    """Precision of the networks; by default bf16 on a GPU, else float32. float64 is for comparing runs."""
     deterministic: bool = False
-    """Make a run on a GPU reproducible bit for bit, which is slower; on a CPU it always is."""
+    """Make a run on a GPU reproducible bit for bit, which is slower; runs on a CPU always are."""
     capture: bool = True
     """Replay steps on a GPU as CUDA graphs."""
     workers: int | None = None
     """Processes that read image files, and as many again during evaluation; by default one per core, at most 16."""
     corrupt: Literal["error", "skip"] = "error"
-    """Stop at image files that cannot be read, or skip and count them."""
+    """What to do about image files that cannot be read: stop with an error, or skip and count them."""
     tensorboard: bool = False
     """Also write the log for TensorBoard, in the folder of the run."""
 
@@ -47,16 +47,16 @@ class Place:
         if self.workers is not None:
             return self.workers
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # torchrun's
-        # Which cores a process may use not every system says.
+        # Not every system says which cores a process may use.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return max(1, min(MOST_READERS, cores // processes))
 
     def folder(self, recipe: Recipe, among: str) -> Path:
-        """Of a run or a search; where none is named, one among the others."""
+        """The folder of a run or a search; if none is named, one in the folder `among`."""
         return self.resume or self.out or Path(among) / f"{recipe.name}-{recipe.method}-seed{recipe.seed}"
 
     def resumed(self, what: str, record: str) -> Path:
-        """The folder to go on in, which must hold the record that a run or a search begins with."""
+        """The folder to continue in, which must hold the record that a run or a search begins with."""
         folder = self.resume
         assert folder is not None
         if self.out is not None and self.out != folder:
@@ -70,5 +70,5 @@ class Place:
         return shlex.join(["metaaugment", "train", recipe, *replace(self, **changed).flags(), "--resume", str(out)])
 
     def flags(self) -> list[str]:
-        """All but the folder of the run, which differs from one to the next."""
+        """Its flags, but for the folder of the run, which differs from one run to the next."""
         return flags(self, Place(), (field.name for field in fields(self) if field.name not in ("out", "resume")))

@@ -18,12 +18,12 @@ from metaaugment.ops import MAX_MAGNITUDE, SPACES
 from metaaugment.policy import KINDS, POLICIES, seen_by
 
 MOST_COPIES = 1024  # the paper has 4, and adversarial AutoAugment 8
-# Of rates, as networks have single precision, which ends at 3e38; and of counts, as JSON has whole numbers of any size.
+# Bounds rates, as networks have single precision, which ends at 3e38, and counts, as JSON has integers of any size.
 MAX_SETTING = 1e30
-# Fields that there were in some versions, with the values that meant nothing: runs that have these go on.
+# Fields of earlier versions, with the values that had no effect: runs recorded with these can be continued.
 RETIRED = {"power": 1.0, "magnitude_bins": 1}
-FILES = ("policy", "pretrained")  # fields that name one
-# Fields that decide nothing where no policy is learned.
+FILES = ("policy", "pretrained")  # fields that name a file
+# Fields that have no effect where no policy is learned.
 LEARNING = frozenset(
     (
         "policy_network", "sharpness", "extractor", "learn_alpha", "real_alpha", "policy_batch", "policy_optimizer",
@@ -46,7 +46,7 @@ class Recipe:
     seed: int = 0
     """Seed of everything random in training."""
     policy: Path | None = None
-    """Policy to train under: a learned policy's file, or for autoaugment, faa, pba and dada a file or a name."""
+    """Policy to train under: the file of a learned one; for autoaugment, faa, pba, dada, a file or a published name."""
     pretrained: Path | None = None
     """Initial weights of the task network, a safetensors file."""
 
@@ -56,7 +56,7 @@ class Recipe:
     batch: int = 128
     """Images in a mini-batch."""
     lr: float = 0.1
-    """Initial learning rate; it falls to 0 along a cosine."""
+    """Learning rate at the start, or after the warm-up; it falls to 0 along a cosine."""
     warmup_epochs: int = 0
     """Epochs at the start in which the learning rate rises linearly."""
     warmup_lr: float = 0.0
@@ -79,36 +79,36 @@ class Recipe:
     num_ops: int | None = None
     """Functions per image, for randaugment as published; without it, the paper's variant."""
     magnitude: float | None = None
-    """Their magnitude, 0 to 10 (with --num-ops)."""
+    """Magnitude of these functions, 0 to 10 (with --num-ops)."""
 
     # The policy
     policy_network: str = "policy-network"
     """The policy that weights samples. policy-network is the paper's; feature-policy does not see the transformation;
-    clue-policy also sees loss, probability and entropy, and label-policy the label as well. As prefixes of these,
-    exponential- does not saturate, rejecting- leaves out samples below the mean, and regressing-exponential- predicts
-    the alignment."""
+    clue-policy also sees loss, probability and entropy, and label-policy the label as well. Prefixes of these names:
+    with exponential- the output does not saturate, rejecting- leaves out samples below the mean, and
+    regressing-exponential- predicts the alignment."""
     sharpness: float = 1.0
     """How much a weight's logarithm grows per standard deviation of the alignment that regressing- predicts."""
     extractor: Literal["shared", "own"] = "shared"
-    """Network that gives the policy its features: the task network, or one of its own, learned with it."""
+    """Network that gives the policy its features: the task network, or one of its own that is learned with it."""
     learn_alpha: bool = True
     """Learn the inner step size."""
     real_alpha: bool = False
-    """Set it to the task network's learning rate in each step instead of learning it."""
+    """Set the inner step size to the task network's learning rate in each step instead of learning it."""
     policy_batch: int = 128
-    """Validation images per policy update; many are processed in chunks, of 256 images or more."""
+    """Validation images per policy update; large numbers are processed in chunks of 256 images or more."""
     policy_optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimizer of the policy network and alpha; adam does not use --policy-momentum."""
     policy_lr: float = 1e-3
     """Learning rate of the policy network and alpha."""
     policy_schedule: Literal["constant", "cosine"] = "constant"
-    """Course of that learning rate; along a cosine it falls to 0 with the task network's."""
+    """Schedule of --policy-lr: constant, or falling to 0 along a cosine, as the task network's learning rate does."""
     policy_momentum: float = 0.9
     """Momentum of the policy's SGD."""
     policy_weight_decay: float = 5e-4
     """Weight decay on the policy network and alpha."""
     policy_clip: float | None = None
-    """Clip their gradient to this norm."""
+    """Clip the gradient of the policy network and alpha to this norm."""
     alpha: float = 0.1
     """Initial inner step size."""
     transformations: Literal["pairs", "singles"] = "pairs"
@@ -128,7 +128,7 @@ class Recipe:
     frozen_epochs: int = 0
     """Epochs at the end under the frozen policy."""
     transfer: bool = False
-    """The paper trains this row by transfer, so metaaugment needs --policy FILE."""
+    """The paper trains this row by transfer, so --method metaaugment needs --policy FILE."""
 
     # The data
     size: int | None = None
@@ -138,15 +138,15 @@ class Recipe:
     split_seed: int = 0
     """Seed of the splits, shared by all methods and seeds."""
     held_back: float = 0.0
-    """Share of images to use in place of the test images, which are then not looked at."""
+    """Share of images to hold back and use in place of the test images, which are then not looked at."""
     held_back_from: Literal["validation", "training"] = "validation"
-    """Which images to take them from."""
+    """Which images --held-back takes its share from."""
     flip: bool = False
     """Flip left and right with probability 1/2."""
     crop: int = 0
     """Pixels of padding for a random crop before the transformation."""
     baseline_crop: int = 0
-    """The same for the baseline, which has no transformation."""
+    """Pixels of padding for the baseline's random crop; the baseline has no transformation."""
     cutout: int = 0
     """Side of the square that Cutout fills after the transformation; the baseline has none."""
     space: str = "metaaugment"
@@ -154,11 +154,11 @@ class Recipe:
 
     @property
     def learns(self) -> bool:
-        """Whether a policy is learned, and not trained under, or done without."""
+        """Whether a policy is learned, rather than given or not used."""
         return self.method == "metaaugment" and self.policy is None
 
     def idle(self) -> dict[str, str]:
-        """Fields that decide nothing in this recipe, each with the reason."""
+        """Fields that have no effect in this recipe, each with the reason."""
         method, why = METHODS[self.method], {}
         if not self.learns:
             learned = self.method == "metaaugment"
@@ -188,7 +188,7 @@ class Recipe:
         return why
 
     def check(self) -> None:
-        """Refuse what no run can have, naming the flag."""
+        """Refuse values that no run can have, naming the flag."""
         for name, allowed in (
             ("dataset", DATASETS), ("network", NETWORKS), ("method", METHODS), ("route", ROUTES), ("space", SPACES),
             ("policy_network", POLICIES),
@@ -257,7 +257,7 @@ class Recipe:
         refuse(name, getattr(self, name), good, allowed)
 
     def anchored(self) -> "Recipe":
-        """With its files by their full names, so that what is begun with it can be gone on with from any folder."""
+        """The recipe with absolute paths, so that what is begun with it can be continued from any folder."""
         named = {name: file for name in FILES if (file := getattr(self, name)) and file.is_file()}
         return replace(self, **{name: Path(os.path.abspath(file)) for name, file in named.items()})
 
@@ -276,7 +276,7 @@ class Recipe:
             raise ValueError(f"the recipe field {missing[0]!r} is missing")
         check_kinds("recipe", cls, values)
         paths = {key: Path(values[key]) for key in FILES if values.get(key) is not None}
-        # Whole numbers are so in JSON where they are floats here, and torch takes those of 64 bits only.
+        # JSON may have an integer where the field is a float, and torch takes only integers of 64 bits.
         real = [field.name for field in fields(cls) if field.type in (float, float | None)]
         floats = {name: float(values[name]) for name in real if isinstance(values.get(name), int)}
         return cls(**{**values, **paths, **floats})
@@ -298,6 +298,6 @@ def _fits(value: object, kind: Any) -> bool:
     if get_args(kind):
         return any(_fits(value, one) for one in get_args(kind))
     if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
-        return False  # JSON has such numbers, but no float is one
+        return False  # JSON has such numbers, but they do not fit into a float
     json = {Path: str, float: (int, float)}.get(kind, kind)
     return isinstance(value, json) and (kind is bool or not isinstance(value, bool))

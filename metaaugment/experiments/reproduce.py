@@ -1,4 +1,4 @@
-"""Runs the paper's tables: what is missing, side by side, within a time, and on from where it stopped."""
+"""Runs what is missing of the paper's tables: several runs at once, within a time budget, continued after a stop."""
 
 import re
 import signal
@@ -18,17 +18,17 @@ from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.machine import choose_device
 from metaaugment.training.progress import duration, number_of
 
-# Trainings that share a GPU: on an H200 four of WRN-40-2 took 0.65 of the time of one after the other.
+# Trainings that share a device: on an H200 four of WRN-40-2 at once took 0.65 of the time they take in turn.
 AT_ONCE = {"cuda": 4, "cpu": 1}
-LOOK_EVERY = 0.2  # seconds between looks at those under way
-NEIGHBOURS = 5.0  # seconds between looks for trainings of others, which take some to begin
-NEWS = 60.0  # seconds between lines on how far they are
-Worries = Callable[[Path], Sequence[str]]  # what is to be worried about in the run of a folder
+LOOK_EVERY = 0.2  # seconds between looks at the trainings under way
+NEIGHBOURS = 5.0  # seconds between looks for trainings that others started, which take some seconds to begin
+NEWS = 60.0  # seconds between lines on how far the trainings are
+Worries = Callable[[Path], Sequence[str]]  # sentences on what looks wrong in the run of a folder
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def seconds_of(budget: str) -> float:
-    """Of 90s, 25m or 2h."""
+    """The seconds of a budget such as 90s, 25m or 2h."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget.strip())
     if not found or not float(found[1]):
         raise ValueError(f"--budget is {budget!r}; it must be a time such as 90s, 25m or 2h")
@@ -36,8 +36,9 @@ def seconds_of(budget: str) -> float:
 
 
 def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequence[str], where: Where) -> list[Work]:
-    """Runs whose result is missing: those begun first, then one seed after the other; and then the searches that some
-    wait for. A folder of others is refused."""
+    """Runs whose result is missing, seed by seed, then the searches that some of them wait for; begun ones come first.
+
+    A folder that holds a different run is refused."""
     known = {entry.name for row in rows for entry in row.entries}
     if unknown := [name for name in entries if name not in known]:
         raise ValueError(f"--methods has {unknown[0]!r}; choose from {', '.join(sorted(known))}")
@@ -55,17 +56,17 @@ def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequen
 
 
 class Queue:
-    """Trainings in processes, so many at once, until none is left or the time is over."""
+    """Runs trainings in processes, `at_once` at a time, until none is left or the time is over."""
 
     def __init__(self, jobs: Sequence[Work], at_once: int, console: Console, worries: Worries | None = None) -> None:
         self.waiting, self.at_once, self.console = list(jobs), at_once, console
         self.worries = worries or (lambda folder: [])
         self.live: dict[Work, subprocess.Popen[bytes]] = {}
-        self.failed: dict[Work, str] = {}  # with their last words
+        self.failed: dict[Work, str] = {}  # with the reason
         self.kept = 0
 
     def run(self, seconds: float | None) -> None:
-        """Raises `Interrupted` after a signal. Trainings that are stopped keep their checkpoints."""
+        """Run the queue; raises `Interrupted` after a signal. Trainings that are stopped keep their checkpoints."""
         began = told = counted = time.monotonic()
         with Interruption() as interruption:
             try:
@@ -87,21 +88,21 @@ class Queue:
                 self._stop()
 
     def _begin(self) -> bool:
-        """Start as many as there may be; whether any is under way."""
+        """Start as many as are allowed at once; returns whether any is under way."""
         begun = False
         for job in list(self.waiting):
             if len(self.live) >= self.at_once:
                 break
-            if job.finished:  # and was not kept, because somebody was killed in between
+            if job.finished:  # but not kept: `reproduce` was killed in between
                 self.waiting.remove(job)
                 self._keep(job)
             elif self._ready(job) and not job.busy:
                 if not job.begun:
-                    job.beside.unlink(missing_ok=True)  # of a run that was moved away
+                    job.beside.unlink(missing_ok=True)  # left by a run that was moved away
                 what = "continues" if job.begun else "begins"
                 try:
                     self.live[job] = job.start()
-                except OSError:  # memory or processes are short; with one of the others there will be more
+                except OSError:  # memory or processes are short; there will be more when another training ends
                     if not self.live:
                         raise
                     break
@@ -115,7 +116,7 @@ class Queue:
     def _ready(self, job: Work) -> bool:
         try:
             return job.ready()
-        except ValueError as error:  # of the run whose policy it needs, and not of the others
+        except ValueError as error:  # in the run whose policy it needs; others are not affected
             self.waiting.remove(job)
             self._fail(job, str(error))
             return False
@@ -125,7 +126,7 @@ class Queue:
         self._say(f"{job} failed: {words}")
 
     def _note_neighbours(self) -> None:
-        """How many trainings there are at a time: its own, and those of others into the same folder of runs."""
+        """Note how many trainings there are at a time: our own, and those of others in the same folder of runs."""
         own = {job.folder for job in self.live}
         places = {job.where.runs for job in self.live}
         locks = (lock for runs in places for depth in ("*", "*/*") for lock in runs.glob(f"{depth}/{run_folder.LOCK}"))
@@ -134,7 +135,7 @@ class Queue:
             job.shares(number)
 
     def _collect(self, stopped: bool = False) -> None:
-        """Those that have ended: kept, or told as failures; unfinished ones that were stopped wait again."""
+        """Take in what has ended: results are kept, failures reported, and unfinished work that was stopped waits."""
         for job, process in list(self.live.items()):
             if process.poll() is None:
                 continue
@@ -157,7 +158,7 @@ class Queue:
                 self._say(f"{job}: {sentence}")
 
     def held_up(self, report: Path) -> dict[Work, str]:
-        """Why those wait that wait for something else than their turn."""
+        """Work that waits for something other than its turn, with the reason."""
         own = {job.folder for job in (*self.waiting, *self.failed)}
         why = {}
         for job in self.waiting:
@@ -171,7 +172,7 @@ class Queue:
         return why
 
     def _stop(self) -> None:
-        """Ask all to stop behind a checkpoint, and wait."""
+        """Ask all trainings to stop after a checkpoint, and wait for them."""
         for process in self.live.values():
             process.send_signal(signal.SIGTERM)
         for process in self.live.values():
@@ -205,7 +206,7 @@ def reproduce(
     if epochs is not None and epochs < 1:
         raise ValueError(f"--epochs is {epochs}; it must be a whole number of at least 1")
     seconds = None if budget is None else seconds_of(budget)
-    # What would be in the way of the report is better known before hours of training than after.
+    # Check before hours of training, not after, that nothing keeps the report from being written.
     if report.is_dir():
         raise ValueError(f"--report is {report}, which is a folder; choose the name of a file")
     for name, folder in (("--results", where.results), ("--runs", where.runs)):
@@ -222,10 +223,10 @@ def reproduce(
     finally:
         found = results.files(where.results)
         try:
-            if found:  # a report of nothing would take the place of another
+            if found:  # an empty report would replace an existing one
                 text = results.markdown(where.results)
                 write_atomically(report, lambda part: part.write_text(text))
-        except (OSError, ValueError) as error:  # must not take the place of an interruption
+        except (OSError, ValueError) as error:  # must not hide an interruption
             unwritten = error
         left, took = len(queue.waiting) + len(queue.live), duration(time.monotonic() - began)
         held_up = queue.held_up(report)

@@ -1,4 +1,4 @@
-"""Results: one file a finished run, and RESULTS.md, which is made of nothing else."""
+"""Results: one file per finished run, and RESULTS.md, which is made from files alone."""
 
 import json
 import statistics
@@ -18,12 +18,12 @@ Course = dict[str, list[float | None]]
 
 
 def files(folder: Path) -> list[Path]:
-    """Of single runs; what else lies in the folders is none."""
+    """The files of single runs; anything else in these folders is not a result."""
     return sorted(folder.glob("*/*-seed*.json"))
 
 
 def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
-    """The results of each entry, by row and entry, in the order of the paper's tables and then of their names."""
+    """The results by row and entry, in the order of the paper's tables, then by name."""
     rows: dict[str, dict[str, list[Result]]] = {}
     for file in files(folder):
         entry = file.stem.rsplit("-seed", 1)[0]
@@ -37,7 +37,7 @@ def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
 
 
 def read_result(file: Path) -> Result:
-    """What a file says of its run, where it says all that a table needs."""
+    """The result in a file, which is refused unless it says all that a table needs."""
     result = run_folder.read_json(file)
     accuracy = accuracy_key(result)
     for key in (accuracy, "epochs", "seconds", "images_per_second"):
@@ -62,7 +62,7 @@ def read_result(file: Path) -> Result:
 
 
 def _check_named(file: Path, result: Result) -> None:
-    """Refuse a file whose name is not that of the run in it; the first ones did not say their entry."""
+    """Refuse a file whose name does not match the run in it; the earliest files do not say their entry."""
     entry, seed = file.stem.rsplit("-seed", 1)
     if str(result.get("seed")) != seed or result.get("entry", entry) != entry:
         raise ValueError(
@@ -72,7 +72,7 @@ def _check_named(file: Path, result: Result) -> None:
 
 
 def _check_alike(file: Path, first: Result, result: Result) -> None:
-    """Refuse a mean over figures that are not of the same thing."""
+    """Refuse a mean over runs with different settings."""
     one, other = accuracy_key(result), accuracy_key(first)
     if one != other:
         raise ValueError(f"{file} has a {one}, but the first of its entry a {other}; move it away")
@@ -99,29 +99,29 @@ def course(log: Path) -> Course:
 
 
 def _rounded(figure: float | None) -> float | None:
-    """A log has null for what is not finite."""
+    """To six digits; a log has null for what is not finite."""
     return None if figure is None else float(f"{figure:.6g}")
 
 
 def course_file(result: Path) -> Path:
-    """Where the course of a run lies whose result is this file."""
+    """The file with the course of the run whose result is in this file."""
     return result.parent / "courses" / result.name
 
 
 def write_course(course: Course, file: Path) -> None:
-    """One line per figure."""
+    """Write a course as JSON, one line per figure."""
     file.parent.mkdir(exist_ok=True)
     lines = ",\n".join(f"  {json.dumps(figure)}: {json.dumps(values)}" for figure, values in course.items())
     write_atomically(file, lambda part: part.write_text(f"{{\n{lines}\n}}\n"))
 
 
 def accuracy_key(result: Result) -> str:
-    """What a run has its accuracy under: that on the test images, or on images that were held back."""
+    """The key of a run's accuracy: on the test images, or on images that were held back."""
     return "held_back_accuracy" if "held_back_accuracy" in result else "test_accuracy"
 
 
 def markdown(folder: Path) -> str:
-    """RESULTS.md."""
+    """The text of RESULTS.md."""
     lines = [
         "# Results",
         "",
@@ -142,7 +142,7 @@ def markdown(folder: Path) -> str:
 
 
 def _speeds(folder: Path) -> list[str]:
-    """What methods cost: whole training alone on a device, as `benchmarks/training.py` has left it."""
+    """What methods cost: whole trainings, each alone on a device, as measured by `benchmarks/training.py`."""
     lines = []
     for file in sorted(folder.glob("bench/training-*.json")):
         measured = run_folder.read_json(file)
@@ -174,7 +174,7 @@ def _speeds(folder: Path) -> list[str]:
 
 
 def _lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table."""
+    """The lines of a Markdown table."""
     first, *others = (f"| {' | '.join(map(_cell, cells))} |" for cells in (header, *rows))
     return [first, "|" + "---|" * len(header), *others]
 
@@ -201,7 +201,7 @@ def _table(row: str, entries: dict[str, list[Result]]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Text of a file, which must not end the cell or the line."""
+    """Text from a file, escaped so that it cannot end the cell or the line."""
     return " ".join(text.split()).replace("|", r"\|")
 
 
@@ -211,7 +211,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def paper(row: str, name: str) -> str:
-    """The paper's figure, if it has one; also beside runs of other epochs than the paper's."""
+    """The paper's figure, if it has one; also for runs with another number of epochs."""
     entry = _entries(row).get(name)
     return entry.paper if entry is not None else ""
 
@@ -227,10 +227,10 @@ def _place(row: str, name: str) -> tuple[int, str]:
 
 
 def _entries(row: str) -> dict[str, Entry]:
-    """Of a row by their names; none of one that is unknown."""
+    """The entries of a row by their names; none for an unknown row."""
     return {entry.name: entry for entry in ROWS[_recipe(row)].entries} if _recipe(row) in ROWS else {}
 
 
 def _recipe(row: str) -> str:
-    """Of a folder's name, which says so where the epochs are others than the recipe's."""
+    """The recipe in the name of a row's folder, which ends in the number of epochs if that is not the recipe's."""
     return row.removesuffix("-epochs").rsplit("-", 1)[0] if row.endswith("-epochs") else row

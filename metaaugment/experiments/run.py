@@ -1,4 +1,4 @@
-"""A run: an experiment trained in a folder of its own, and looked at once on the test set."""
+"""A run: an experiment trained in a folder of its own, and evaluated once on the test set."""
 
 import contextlib
 import math
@@ -36,15 +36,15 @@ from metaaugment.training.progress import Bar, Lines, TensorBoard, duration, num
 from metaaugment.training.schedule import cosine
 from metaaugment.training.trainer import Phase, Trainer, Watcher
 
-# How long processes that were started again wait for those before them to let go of the folder, in seconds.
+# Seconds that restarted processes wait for those before them to release the folder.
 DYING = 30.0
-UNREADABLE = "unreadable.txt"  # in the folder of a run that went past such files
+UNREADABLE = "unreadable.txt"  # in the folder of a run that skipped such files
 
 
 def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] = frozenset()) -> dict[str, Any]:
     """Train to the end and write `result.json`; returns what it holds. `said`: as in `check_agreement`.
 
-    Of several processes the first one alone looks at the folder and writes to it; what it finds there all go by.
+    With several processes, only the first one reads and writes the folder; all of them act on what it finds there.
     """
     place = first(lambda: _again(recipe, place))
     recipe, resumed = first(lambda: _recorded(recipe, place, said))
@@ -64,7 +64,7 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
         reader = Reader(place.readers, place.corrupt == "skip")
         training = trainer(experiment, place, out, reader, watchers)
         began = training.resume() if resumed else False
-        # Of a run that goes on: with where its policy lies now, once that is known to be the same.
+        # For a continued run this updates where its policy lies, now that it is known to be the same policy.
         first(lambda: run_folder.write_json(out / run_folder.RECIPE, recipe.to_json()))
         introduce(experiment, training, out, began, console)
         say_idle(recipe, said, console)
@@ -78,10 +78,10 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
                 f"stopped after epoch {training.epoch}, step {training.step}; nothing is lost, continue with: "
                 f"{place.command(recipe.name, out)}"
             )
-            highest(0)  # a launcher ends the others as soon as one of them has ended
+            highest(0)  # waits for all: a launcher kills the others as soon as one of them has ended
             raise
         except CorruptImage as error:
-            # Removed, it would make the data others than those that the run began with.
+            # Not by removing the file: the data would then differ from those that the run began with.
             raise ValueError(
                 f"{error}; leave it out and continue with: {place.command(recipe.name, out, corrupt='skip')}"
             ) from None
@@ -96,14 +96,14 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
 
 
 def _again(recipe: Recipe, place: Place) -> Place:
-    """Where a launcher has started the same run again, it goes on; a folder that was there before stays refused."""
+    """Continue a run that its launcher has restarted; a folder that was there before the launch is still refused."""
     out = place.folder(recipe, "runs")
     begun = restarted() and place.resume is None and run_folder.last_locked(out) == launch()
     return replace(place, resume=out, out=None) if begun and (out / run_folder.RECIPE).exists() else place
 
 
 def _enter(out: Path, resumed: bool, stack: contextlib.ExitStack) -> dict[str, Any] | None:
-    """Have the folder for oneself as long as the stack is open; what it holds of a run that is finished already."""
+    """Lock the folder as long as the stack is open; returns the result if the run is finished already."""
     if not resumed:
         run_folder.new(out)
     stack.enter_context(run_folder.locked(out, launch(), DYING if restarted() else run_folder.MOMENT))
@@ -113,13 +113,13 @@ def _enter(out: Path, resumed: bool, stack: contextlib.ExitStack) -> dict[str, A
 
 
 def _in_words(error: Exception, recipe: Recipe, place: Place, out: Path) -> Exception | None:
-    """A fault of the machine as a sentence that says how the run goes on; None for any other."""
+    """A fault of the machine as an error that says how to continue the run; None for any other fault."""
     written = (out / checkpoint.LAST).exists()
     kept = "everything up to the last checkpoint is kept" if written else "there is no checkpoint yet"
     command = place.command(recipe.name, out)
     if memory := faults.full_memory(error):
         words = [f"--batch {recipe.batch}"]
-        words += [f"--copies {copies(recipe)}"] * (copies(recipe) > 1)  # the method's, where the recipe has none
+        words += [f"--copies {copies(recipe)}"] * (copies(recipe) > 1)  # the method's, if the recipe sets none
         words += [f"--policy-batch {recipe.policy_batch}"] * recipe.learns
         full = f"{memory} with {' and '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"
         if rank() == 0 and run_folder.give_up(out, run_folder.RECIPE):
@@ -145,9 +145,9 @@ def trainer(
     watchers: Sequence[Watcher],
     phases: Sequence[Phase] | None = None,
 ) -> Trainer:
-    """What trains an experiment; through other phases than its method's where some are given."""
+    """The trainer of an experiment, through the phases of its method unless others are given."""
     recipe, data, device = experiment.recipe, experiment.data, experiment.device
-    beside = recipe.policy_batch / recipe.every  # validation images of a step
+    beside = recipe.policy_batch / recipe.every  # validation images per step
     reader, for_policy = reader.shared_out(beside / (beside + recipe.batch)) if recipe.learns else (reader, reader)
     batches = Batches(on_device(data.train, device), recipe.batch, derived_seed(recipe.seed, ORDER), device, reader)
     validation = Batches(
@@ -210,7 +210,7 @@ def read_recipe(file: Path) -> Recipe:
 
 
 def _about(data: DataSet) -> dict[str, Any]:
-    """What an exported policy has to know of the data, as JSON gives it back."""
+    """What an exported policy has to know about the data, in types that survive JSON."""
     return {
         "num_classes": data.num_classes,
         "channels": data.channels,
@@ -222,7 +222,7 @@ def _about(data: DataSet) -> dict[str, Any]:
 
 
 def _recorded(recipe: Recipe, place: Place, said: Collection[str]) -> tuple[Recipe, bool]:
-    """The recipe of a run to be resumed; what was asked for besides must agree with it."""
+    """The recipe, and whether it resumes a run: then it is the recorded one, and what was asked for must agree."""
     recipe = recipe.anchored()
     if place.resume is None:
         return recipe, False
@@ -237,14 +237,14 @@ def _recorded(recipe: Recipe, place: Place, said: Collection[str]) -> tuple[Reci
 
 
 def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool, console: Console) -> None:
-    """What is about to be trained, on what, and what an epoch costs."""
+    """Print what is about to be trained, on what, and what an epoch costs."""
     recipe, data, learner = experiment.recipe, experiment.data, trainer.learner
     device = torch.cuda.get_device_name(experiment.device) if experiment.device.type == "cuda" else "the CPU"
     parameters = sum(parameter.numel() for parameter in experiment.network.parameters())
     updates = trainer.train.steps / recipe.every if recipe.learns else 0
     number, noun = f"{updates:,.1f}".removesuffix(".0"), "update" if updates == 1 else "updates"
-    # Over a plain step, by `metaaugment bench step` on an H200: a lagged policy update 0.8, an exact one 1.4, and each
-    # mini-batch of validation images 0.7. Other routes, and an extractor of the policy's own, cost more.
+    # Extra cost in plain steps, by `metaaugment bench step` on an H200: 0.8 for a lagged policy update, 1.4 for an
+    # exact one, 0.7 for each mini-batch of validation images. Other routes, and a policy's own extractor, cost more.
     images = trainer.validation.batch / trainer.train.batch
     cost = learner.copies + ((0.8 if recipe.lagged else 1.4) * learner.copies + 0.7 * images) / recipe.every
     known = recipe.route == "difference" and learner.extractor is None
@@ -275,7 +275,7 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
 
 
 def say_idle(recipe: Recipe, said: Collection[str], console: Console) -> None:
-    """Which flags that were given have no effect, and why."""
+    """Print which of the given flags have no effect, and why."""
     idle = recipe.idle()
     for why in dict.fromkeys(idle.values()):
         if names := [flag(name) for name in sorted(said) if idle.get(name) == why]:
@@ -286,18 +286,18 @@ def say_idle(recipe: Recipe, said: Collection[str], console: Console) -> None:
 def _result(
     experiment: Experiment, trainer: Trainer, score: Score, unreadable: Sequence[Path], out: Path
 ) -> dict[str, Any]:
-    """What a run comes to, written into its folder, with the files that could not be read."""
+    """The result of a run, which is also written into its folder, with a list of files that could not be read."""
     rows, recipe = trainer.log.rows, experiment.recipe
     seconds = sum(row["seconds"] for row in rows)
     cuda = experiment.device.type == "cuda"
-    images = "held_back" if recipe.held_back else "test"  # a figure on other images must not have the test's name
+    images = "held_back" if recipe.held_back else "test"  # figures on other images must not be called test figures
     result = {
         "name": recipe.name,
         "method": recipe.method,
         "seed": recipe.seed,
         f"{images}_accuracy": score.top1,
         f"{images}_top5": score.top5,
-        f"{images}_loss": score.loss if math.isfinite(score.loss) else None,  # as in the log: JSON has no such number
+        f"{images}_loss": score.loss if math.isfinite(score.loss) else None,  # as in the log: JSON has no inf or nan
         "val_accuracy": rows[-1]["val_accuracy"],
         "epochs": trainer.epoch,
         "precision": trainer.identity["precision"],

@@ -1,6 +1,6 @@
 """The paper's tables: which runs make up each row, and the figures that the paper has for them.
 
-What the paper calls AA, RA and so on has our method's name; entries that it does not have are ours.
+What the paper calls AA, RA and so on goes by our method's name; entries that the paper does not have are ours.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from metaaugment.experiments import methods
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe
 
-# Joint training that is nearly free: w one policy step behind, the policy updated on each eighth step at eight times
-# the rate.
+# Joint training that is nearly free: w is updated one policy step behind, and the policy on every eighth step at eight
+# times the rate.
 FAST: dict[str, Any] = {"lagged": True, "every": 8, "policy_lr": 8e-3}
 
 
@@ -22,8 +22,8 @@ FAST: dict[str, Any] = {"lagged": True, "every": 8, "policy_lr": 8e-3}
 class Entry:
     """Runs that differ in their seed only.
 
-    `under` names the entry whose learned policy they are trained under. With `search`, further words of the command,
-    their method's policy is searched for first.
+    `under` names the entry whose learned policy they are trained under. If `search` is given, which holds further
+    arguments of the search command, their method's policy is searched for first.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Entry:
     paper: str = ""
     under: tuple[str, str] | None = None  # a row, and its entry
     search: tuple[str, ...] | None = None
-    apart: bool = False  # stands in comparisons alone
+    apart: bool = False  # appears in comparisons only
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ METHODS = ("baseline", "autoaugment", "faa", "pba", "dada", "randaugment", "triv
 def _row(recipe: str, table: str, *more: Entry, **paper: str) -> Row:
     """A row of a table with the paper's figures by method, and further entries.
 
-    Where a system has published nothing for the data, the entry says whose policy it is, and has no figure of the
-    paper's, which searched for one.
+    If a system has published no policy for the data, its entry is named after the policy used instead, and has no
+    figure of the paper's, which searched for one.
     """
     entries = tuple(_entry(recipe, method, paper.get(method, "")) for method in METHODS)
     return Row(recipe, table, (*entries, *more))
@@ -69,7 +69,7 @@ def _entry(recipe: str, method: str, figure: str) -> Entry:
 
 
 def _searched(method: str, figure: str = "") -> Entry:
-    """A compared system on data that it has published no policy for: one that it finds there, as in the paper."""
+    """A compared system on data that it has published no policy for, with one that it finds there, as in the paper."""
     return Entry(method, {"method": method}, figure, search=())
 
 
@@ -78,18 +78,18 @@ def _fast() -> Entry:
 
 
 def _changed(name: str, **changes: Any) -> Entry:
-    """The fast joint training with something else in it."""
+    """The fast joint training with some settings changed."""
     return Entry(f"fast-{name}", {"method": "metaaugment", **FAST, **changes}, apart=True)
 
 
-# To choose by, images that stand in for the test images: half of the validation images, or a fifth of the training
-# images. On CIFAR-100 the former are 500, whose accuracy has a standard error of two points.
+# Images to choose by, in place of the test images: half of the validation images, or a fifth of the training images. On
+# CIFAR-100 the former are 500, on which accuracy has a standard error of two points.
 HALVES: dict[str, Any] = {"held_back": 0.5}
 FIFTH: dict[str, Any] = {"held_back": 0.2, "held_back_from": "training"}
 
 
 def _learner(name: str, changes: Mapping[str, Any], judged_by: Mapping[str, Any]) -> Entry:
-    """The fast joint training with something else in it, as a candidate."""
+    """The fast joint training with some settings changed, as a candidate judged on held-back images."""
     return Entry(name, {**judged_by, "method": "metaaugment", **FAST, **changes}, apart=True)
 
 
@@ -98,12 +98,12 @@ def _mt(figure: str = "") -> Entry:
 
 
 def _under(row: str, figure: str = "") -> Entry:
-    """Transfer: under the policy of the first seed of another row's, or of this one's, joint training."""
+    """Transfer: under the policy that the first seed of joint training learned, in another row or in this one."""
     network = row.split("-", 1)[1]
     return Entry(f"transfer-{network}", {"method": "metaaugment"}, figure, (row, "metaaugment-fast"))
 
 
-# The paper's ablations, of the fast joint training. The policy's rate grows with the steps between its updates.
+# The paper's ablations, on the fast joint training. The policy's rate grows with the steps between its updates.
 CHANGED = (
     *(_changed(f"epsilon-{epsilon:g}", epsilon=epsilon) for epsilon in (0.0, 0.5, 1.0)),
     _changed("no-embedding", policy_network="feature-policy"),
@@ -113,10 +113,10 @@ CHANGED = (
     *(_changed(f"every-{every}", every=every, policy_lr=1e-3 * every) for every in (1, 4, 16)),
 )
 
-# What might learn more than the paper's. Under a constant rate weights grow sharper and sharper at the end; a learned α
-# looks far ahead, to where hard samples seem to harm; more to see; weights by the alignment that is predicted, from all
-# validation images; more of these in an update, for two draws of 128 hardly agree; and a wider space, where more has to
-# be weighed.
+# What might learn more than the paper's learner. COSINE: under a constant rate the weights keep growing sharper at the
+# end. REAL: a learned α looks so far ahead that hard samples seem to harm. CLUES: the policy sees more. PREDICTING:
+# weights by a prediction of the alignment with all validation images. More validation images per update: two draws of
+# 128 hardly agree. SINGLE: a wider space, where there is more to weigh.
 COSINE: dict[str, Any] = {"policy_schedule": "cosine"}
 REAL: dict[str, Any] = {"real_alpha": True, "policy_lr": 2.4e-2}
 CLUES: dict[str, Any] = {"policy_network": "clue-policy", "policy_batch": 512, "policy_lr": 2.4e-2}
@@ -144,10 +144,10 @@ TRIED = (
     *(_learner(f"tried-{name}", changes, FIFTH) for name, changes in LEARNERS.items()),
     *(Entry(f"tried-{name}", {**FIFTH, "method": name}, apart=True) for name in ("randaugment", "trivialaugment")),
 )
-# Tried, of no help, and taken out of the program: p by the fourth power of the average outputs, alone and with learned
-# magnitudes. Their results stay, and say at which commit they can be had again.
+# Tried, of no help, and removed from the program: p from the fourth power of the average outputs, alone and with
+# learned magnitudes. Their results stay, and name the commit at which they can be run again.
 GONE = ("tried-power-4-cosine", "tried-magnitudes-cosine")
-# For the test images, what the rehearsals of both data sets leave: a falling rate.
+# What is left to run on the test images after the rehearsals on both data sets: a falling rate.
 CHOSEN = _changed("cosine", **COSINE)
 
 ROWS: dict[str, Row] = {
@@ -196,7 +196,7 @@ TABLES = tuple(dict.fromkeys(row.table for row in ROWS.values()))
 
 @dataclass(frozen=True)
 class Comparison:
-    """Entries of a row that stand beside each other: an ablation, whose entries differ in one thing, or a rehearsal."""
+    """Entries of a row shown side by side: an ablation, whose entries differ in one thing, or a rehearsal."""
 
     what: str
     row: str
@@ -238,7 +238,7 @@ COMPARISONS: dict[str, Comparison] = {
 
 
 def find_rows(names: tuple[str, ...]) -> list[Row]:
-    """The rows of tables, rows and comparisons by their names, each entry once; what stands apart only where named."""
+    """The rows of the named tables, rows and comparisons, each entry once; `apart` entries for comparisons only."""
     rows: dict[str, Row] = {}
     for name in names:
         if name in COMPARISONS:

@@ -1,7 +1,7 @@
 """Joint training, and training under a learned policy, as mixins for a LightningModule.
 
-Nothing is imported from Lightning, so that they fit `lightning` and `pytorch_lightning` alike. Strategies that copy the
-whole network to each process (DDP) and those of one device work; ones that cut it into pieces do not.
+Nothing is imported from Lightning, so they fit `lightning` and `pytorch_lightning` alike. Strategies that copy the
+whole network to each process (DDP) and those for one device work; those that shard it do not.
 """
 
 import itertools
@@ -40,9 +40,9 @@ class JointTraining(Module):
                 return task, torch.optim.Adam(self.learner.policy_parameters(), 1e-3)
 
     Batches are uint8 images and labels; the learner's `prepare` normalises them. p is updated at the end of an epoch,
-    learning rates are scheduled, and the learner's state is part of the checkpoint. The trainer's steps are those of
-    the task network. The policy learns from the trainer's validation batches, over and over, so they are no longer held
-    out. Define `policy_dataloader` to give it others.
+    learning rate schedulers are stepped, and the learner's state is part of the checkpoint. The trainer counts the
+    steps of the task network only. The policy learns from the trainer's validation batches, over and over, so they are
+    no longer held out. Define `policy_dataloader` to give it others.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -55,12 +55,12 @@ class JointTraining(Module):
     @property
     def learner(self) -> Learner:
         if self._learner is None:
-            raise AttributeError("learner")  # as of anything that was not set
+            raise AttributeError("learner")  # as for any attribute that was not set
         return self._learner
 
     @learner.setter
     def learner(self, learner: Learner) -> None:
-        """Each fit() makes another one, which goes on from the one before, as the network does."""
+        """Each fit() makes a new learner, which continues from the one before, as the network does."""
         if self._learner is not None and self._restored is None:
             self._restored = self._learner.state_dict()
         self._learner = learner
@@ -80,7 +80,7 @@ class JointTraining(Module):
         seen = learner.observe(*checked(batch))
         if learner.due:
             learner.policy_backward(seen, *checked(next(self._policy_batches)))
-            # Without Lightning's wrapper, which would divide by the loss scale of float16 and count one step more.
+            # Without Lightning's wrapper, which would divide by the loss scale of float16 and count an extra step.
             policy.optimizer.step()
             policy.optimizer.zero_grad()
         loss = learner.weighted_loss(seen) * world_size()  # a sum over the processes, which Lightning averages
@@ -88,7 +88,7 @@ class JointTraining(Module):
         task.step()
         task.zero_grad()
         self._schedule("step")
-        if self.trainer.is_last_batch:  # ahead of validation, after which Lightning writes its checkpoint
+        if self.trainer.is_last_batch:  # before validation, after which Lightning writes its checkpoint
             learner.sampler.update()
             self._schedule("epoch")
         self.log_dict({"train_loss": loss.detach(), "alpha": learner.alpha.detach()})
@@ -100,12 +100,12 @@ class JointTraining(Module):
             self._restored = None
         task, policy = self._two_optimizers()
         self.learner.check_optimizers(task.optimizer, policy.optimizer)
-        # An interrupted run goes on with the batch that it had come to.
+        # A resumed run continues with the batch that it had come to.
         self._policy_batches = self._endless(self.learner.steps // self.learner.every)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        if self._restored is not None:  # not gone on with so far
+        if self._restored is not None:  # loaded, but not used yet
             checkpoint[KEY] = self._restored
         elif self._learner is not None:  # there is none before the first fit()
             checkpoint[KEY] = self._learner.state_dict()
@@ -139,7 +139,7 @@ class JointTraining(Module):
             start = 0
 
     def _schedule(self, interval: str) -> None:
-        """Step the learning rates' schedulers, which is left to the module where it optimizes by itself."""
+        """Step the learning rate schedulers, which manual optimization leaves to the module."""
         done = self.learner.steps if interval == "step" else self.trainer.current_epoch + 1
         for config in self.trainer.lr_scheduler_configs:
             if isinstance(config.scheduler, ReduceLROnPlateau):
@@ -177,7 +177,7 @@ class Transfer(Module):
         return loss
 
     def prepare(self, images: Tensor) -> Tensor:
-        """uint8 to what the network takes."""
+        """From uint8 to what the network takes."""
         return images / 255
 
     def losses(self, logits: Tensor, labels: Tensor) -> Float[Tensor, " n"]:

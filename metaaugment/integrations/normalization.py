@@ -1,8 +1,9 @@
-"""Images that another library has normalised: back to the very pixels they come from, augmented, and normalised again.
+"""Images that another library has normalised: converted back to their exact pixels, augmented, and normalised again.
 
-From float32 and float16 the way back is exact, whoever normalised, in whatever order of operations. bfloat16 has eight
-digits, as many as a pixel: it is exact where the images were normalised in float32 and rounded once, and only under
-some means and deviations; ImageNet's and (0.5, 0.5) are among them, CLIP's are not. All else is refused.
+From float32 and float16 the conversion is exact, whatever library normalised them and in whatever order of operations.
+bfloat16 has eight significant bits, as many as a pixel: the conversion is exact only if the images were normalised in
+float32 and rounded once, and only for some means and deviations; ImageNet's and (0.5, 0.5) are among them, CLIP's are
+not. Everything else is refused.
 """
 
 import math
@@ -15,12 +16,12 @@ from torch import Tensor
 from metaaugment.transfer import LearnedPolicy
 from metaaugment.transformation import FLOAT_TYPES
 
-# How far, in grey levels, the arithmetic of a type may lead away from a pixel; half precision is off by up to 0.18.
+# How far, in grey levels, the arithmetic of a type may stray from a pixel; half precision is off by up to 0.18.
 TOLERANCE = {torch.float16: 0.25, torch.bfloat16: 0.01, torch.float32: 0.01, torch.float64: 0.01}
 
 
 class Normalization:
-    """From uint8 to (x / 255 − mean) / std, a channel; `undo` goes back, exactly or not at all.
+    """From uint8 to (x / 255 − mean) / std, per channel; `undo` inverts it, exactly or not at all.
 
     Args:
         mean, std: as the library that normalises has them, for pixels in [0, 1], one number per channel.
@@ -47,8 +48,8 @@ class Normalization:
         """The pixels of normalised images.
 
         Raises:
-            ValueError: where an image holds what no pixel becomes. On the CPU all are looked at; elsewhere the first
-                ones of a type, because the host has to wait for it.
+            ValueError: if an image holds a value that no pixel is normalised to. On the CPU all images are checked;
+                elsewhere only the first batch of a type, because the host has to wait for the check.
         """
         self._check(images)
         self._move(images.device)
@@ -75,9 +76,9 @@ class Normalization:
             )
 
     def _check_origin(self, images: Tensor, pixels: Tensor) -> None:
-        """Whether the images are what these pixels become.
+        """Refuse images that are not these pixels, normalised.
 
-        Rounding to a type keeps the order, so that pixels a little darker and a little lighter bound what they become.
+        Rounding to a type keeps the order, so slightly darker and slightly lighter pixels bound the normalised values.
         """
         if images.dtype == torch.bfloat16:
             self._check_distinct(images.dtype)
@@ -101,7 +102,7 @@ class Normalization:
 
 
 class NormalizedPolicy:
-    """A learned policy for normalised images; otherwise it is `LearnedPolicy.augment`, and on the images' device.
+    """A learned policy for normalised images; otherwise as `LearnedPolicy.augment`, on the images' device.
 
     Args:
         policy: the learned one.

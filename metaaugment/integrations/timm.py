@@ -1,4 +1,4 @@
-"""A learned policy in the place of timm's `mixup_fn`: a sample's weight is a scale on its target."""
+"""A learned policy in place of timm's `mixup_fn`: a sample's weight scales its target."""
 
 from collections.abc import Sequence
 
@@ -58,7 +58,7 @@ class PolicyMixup:
 
 
 def one_hot(labels: Int[Tensor, " n"], num_classes: int, smoothing: float) -> Float[Tensor, "n classes"]:
-    """`smoothing` of each target spread over all classes, its own among them."""
+    """One-hot targets; a share `smoothing` of each is spread over all classes, its own included."""
     if labels.ndim != 1 or labels.is_floating_point():
         raise ValueError(
             f"the labels are {labels.dtype} of shape {tuple(labels.shape)}; give class numbers [n], not mixed ones"

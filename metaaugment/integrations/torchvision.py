@@ -1,4 +1,4 @@
-"""A learned policy as a transform for torchvision's pipelines, or any other that goes image by image."""
+"""A learned policy as a transform for torchvision's pipelines, or any other that works image by image."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from metaaugment.transfer import LearnedPolicy
 
-MODES = ("L", "RGB")  # of Pillow's: grey, and three colors
+MODES = ("L", "RGB")  # Pillow's, of grey and of color images
 
 
 class PolicyTransform(nn.Module):
@@ -25,7 +25,7 @@ class PolicyTransform(nn.Module):
 
     def __init__(self, policy: LearnedPolicy) -> None:
         super().__init__()
-        self.policy = policy.sampler_only().to("cpu")  # workers have no GPU, and what they get is small
+        self.policy = policy.sampler_only().to("cpu")  # workers have no GPU, and this keeps what is sent to them small
 
     def forward(self, image: Any, *others: Any) -> Any:
         augmented = self._augment(image)

@@ -45,7 +45,7 @@ class Transfer(Trainer):
             raise ValueError(
                 "the policy weights one loss per sample, but compute_loss_func returns a single one; leave it out"
             )
-        # To the Trainer each loss is then the mean of its batch, to be divided by the number of accumulated batches.
+        # The Trainer then takes each loss as its batch's mean, and divides it by the number of accumulated batches.
         self.model_accepts_loss_kwargs = False
         processor = getattr(self, "processing_class", None)
         mean = getattr(processor, "image_mean", None) if mean is None else mean
@@ -65,7 +65,7 @@ class Transfer(Trainer):
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         smoothing = self.args.label_smoothing_factor
         losses = F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
-        loss = (weights * losses).sum() * world_size()  # which the processes average
+        loss = (weights * losses).sum() * world_size()  # a sum over the processes, which average it
         return (loss, outputs) if return_outputs else loss
 
     def _labels(self, inputs: dict[str, Any]) -> Tensor:

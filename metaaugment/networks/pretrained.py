@@ -1,4 +1,4 @@
-"""Weights of a user's own to start from."""
+"""A user's own weights to start from."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def load_pretrained(net: nn.Module, file: Path) -> bool:
-    """Start from a user's weights; False where their last layer is for other classes, and ours stays fresh."""
+    """Start from a user's weights; False if their last layer is for other classes, in which case ours stays fresh."""
     with file.open("rb"):
         pass
     try:

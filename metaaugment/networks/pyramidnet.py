@@ -8,9 +8,9 @@ from metaaugment.networks.shake import ShakeDrop
 
 
 class PyramidNet(nn.Module):
-    """PyramidNet-depth (bottleneck, additive): every block is wider than the last by as much, alpha in all.
+    """PyramidNet-depth (bottleneck, additive): each block is wider than the last by the same amount, alpha in total.
 
-    The branch of a block is kept with a probability that falls linearly with its place, to a half at the last block.
+    The probability of keeping a block's branch falls linearly with its place, to a half at the last block.
     """
 
     def __init__(self, depth: int, alpha: int, num_classes: int, channels: int = 3) -> None:
@@ -18,7 +18,7 @@ class PyramidNet(nn.Module):
         if depth < 11 or (depth - 2) % 9:
             raise ValueError(f"depth is {depth}; a pyramidal network has 9 n + 2 layers: 11, 20, …, 164, 200, 236, 272")
         count = (depth - 2) // 3
-        # Rounded once, as in the authors' code; their formula, cut off at each block, would not arrive at 16 + alpha.
+        # Rounded once, as in the authors' code; their formula, truncated at each block, would not reach 16 + alpha.
         widths = [16, *(4 * int(16.5 + alpha * place / count) for place in range(1, count + 1))]
         self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         self.stem_norm = nn.BatchNorm2d(widths[0])

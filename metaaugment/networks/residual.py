@@ -1,4 +1,4 @@
-"""What the residual networks share: how blocks follow each other, and how parameters start."""
+"""What the residual networks share: the sequence of blocks, and the initial parameters."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -9,7 +9,7 @@ from torch import nn
 def three_groups(widths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """(inputs, outputs, stride) of the blocks between these widths, for images of 32 pixels.
 
-    They form three groups of one size, at 32, 16 and 8 pixels: the second and the third begin with a stride of 2.
+    They form three groups of equal size, at 32, 16 and 8 pixels: the second and the third begin with a stride of 2.
     """
     group = (len(widths) - 1) // 3
     for index, (inputs, outputs) in enumerate(pairwise(widths)):
@@ -19,7 +19,7 @@ def three_groups(widths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 def initialize(network: nn.Module) -> None:
     """He's normal distribution by fan-out for convolutions, zero for linear biases; the rest stays as torch draws it.
 
-    The code of all the publications does the same: it comes from one place, fb.resnet.torch.
+    The published code of all these networks does the same; it all derives from fb.resnet.torch.
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

@@ -1,9 +1,9 @@
 """Residual networks of bottleneck blocks, for images of 224 pixels (He et al., 2016).
 
 ResNet-50 of "Deep residual learning" has its activations after the convolutions, ResNet-200 of "Identity mappings"
-ahead of them. The stride of a block is in its 3×3 convolution, not in the 1×1 ahead of it as in the first paper: so it
-is in fb.resnet.torch, which the authors of the second point to, and in torchvision ("v1.5"). Names are torchvision's:
-its weights load as they are.
+before them. A block's stride is in its 3×3 convolution, not in the 1×1 before it as in the first paper: this follows
+fb.resnet.torch, which the authors of the second paper point to, and torchvision ("v1.5"). Names are torchvision's: its
+weights load as they are.
 """
 
 import torch.nn.functional as F
@@ -13,13 +13,13 @@ from metaaugment.networks.residual import initialize
 
 
 class ResNet(nn.Module):
-    """Four stages of blocks at 56, 28, 14 and 7 pixels (for images of 224), then the mean and a layer.
+    """Four stages of blocks at 56, 28, 14 and 7 pixels (for images of 224), then the mean and a linear layer.
 
     Args:
-        blocks: how many there are in each stage; of three layers each, so (3, 4, 6, 3) has a depth of 50.
+        blocks: how many there are in each stage; a block has three layers, so (3, 4, 6, 3) has a depth of 50.
         num_classes, channels: of the logits, and of the images.
-        width: of the stem, and of the 3×3 convolutions of the first stage; each stage has twice that of the last.
-        pre_activation: whether batch normalisation and ReLU come ahead of a block's convolutions.
+        width: of the stem, and of the 3×3 convolutions of the first stage; it doubles with each further stage.
+        pre_activation: whether batch normalisation and ReLU come before a block's convolutions.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ResNet(nn.Module):
         self.layer2 = stage(block, 4 * width, 2 * width, blocks[1])
         self.layer3 = stage(block, 8 * width, 4 * width, blocks[2])
         self.layer4 = stage(block, 16 * width, 8 * width, blocks[3])
-        # Blocks that activate ahead leave the last sum without an activation.
+        # Pre-activation blocks leave the last sum without an activation.
         self.last = nn.Sequential(nn.BatchNorm2d(32 * width), nn.ReLU()) if pre_activation else nn.Identity()
         self.fc = nn.Linear(32 * width, num_classes)
         initialize(self)
@@ -50,7 +50,7 @@ class ResNet(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Convolutions 1×1, 3×3, 1×1, each with BN, and ReLU after each and after the sum; outputs are four times inner."""
+    """Convolutions 1×1, 3×3, 1×1, each with BN; ReLU after the first two and the sum; outputs are four times inner."""
 
     def __init__(self, inputs: int, inner: int, stride: int) -> None:
         super().__init__()
@@ -69,13 +69,13 @@ class Bottleneck(nn.Module):
 
 
 class PreActivation(nn.Module):
-    """The same convolutions with BN and ReLU ahead of each; where the shortcut is a convolution it shares the first."""
+    """The same convolutions with BN and ReLU before each; a shortcut with a convolution shares the first of these."""
 
     def __init__(self, inputs: int, inner: int, stride: int) -> None:
         super().__init__()
         outputs = 4 * inner
         self.conv1, self.conv2, self.conv3 = convolutions(inputs, inner, stride)
-        # The block that widens without a stride is the first of all, and what the stem gives is activated.
+        # Only the very first block widens without a stride, and its input, from the stem, is activated already.
         activated = inputs != outputs and stride == 1
         self.bn1 = nn.Identity() if activated else nn.BatchNorm2d(inputs)
         self.bn2, self.bn3 = nn.BatchNorm2d(inner), nn.BatchNorm2d(inner)

@@ -1,7 +1,7 @@
 """Layers whose backward pass is deliberately not the derivative of their forward pass.
 
-Their draws come from torch's generator of the input's device and stay there, so a pass can be captured in a CUDA graph
-and made again (`replay.py`). They are made for the global mini-batch.
+Their draws come from torch's generator of the input's device and stay on it, so a pass can be captured in a CUDA graph
+and repeated (`replay.py`). They are made for the global mini-batch.
 """
 
 import torch
@@ -11,7 +11,7 @@ from metaaugment.distributed import drawn
 
 
 class Shaking(nn.Module):
-    """A layer that shakes in training; `at_expectation` asks it not to, in a validation pass of the policy."""
+    """A layer that shakes in training; `at_expectation` asks it not to, in the policy's validation pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,9 +23,9 @@ class Shaking(nn.Module):
 
 
 class ShakeShake(Shaking):
-    """Two branches mixed by random coefficients, others forward than backward (Gastaldi, 2017), one pair per sample.
+    """Two branches mixed by random coefficients per sample, different ones forward and backward (Gastaldi, 2017).
 
-    Where it stands still it takes a half of each, the expectation of both coefficients.
+    When still, it takes a half of each branch, the expectation of both coefficients.
     """
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
@@ -40,10 +40,10 @@ class ShakeDrop(Shaking):
 
     Forward it is multiplied by b + α − bα, backward by b + β − bβ, with α from [−1, 1] and β from [0, 1]. The gate b is
     drawn once per mini-batch, as in the authors' code; α and β once per sample, as in AutoAugment's. The authors draw
-    these once per element, with which a step of PyramidNet-272 takes 1.7 times as long.
+    these once per element, which makes a step of PyramidNet-272 take 1.7 times as long.
 
-    Where it stands still it is multiplied by p, the expectation of the forward coefficient. That of the backward one is
-    (1 + p) / 2, but a gradient by it would not be that of the loss the network then has.
+    When still, the branch is multiplied by p, the expectation of the forward coefficient. That of the backward one is
+    (1 + p) / 2, but the gradient computed with it would not be that of the network's loss.
     """
 
     def __init__(self, p: float) -> None:
@@ -53,7 +53,7 @@ class ShakeDrop(Shaking):
     def forward(self, x: Tensor) -> Tensor:
         if self.still:
             return self.p * x
-        # In float32, as p may lie within the rounding of a smaller type to 1.
+        # In float32, since in a smaller type p may round to 1.
         b = (torch.rand((), device=x.device, dtype=torch.float32) < self.p).to(x.dtype)
         alpha, beta = two_a_sample(x)
         alpha = 2 * alpha - 1

@@ -11,7 +11,7 @@ from metaaugment.networks.shake import ShakeShake
 class ShakeShakeNet(nn.Module):
     """depth 2×width d, "Shake-Shake-Image": three groups of blocks at 32, 16 and 8 pixels (for images of 32).
 
-    The first group has this width, each of the others twice that of the last.
+    The first group has this width, each of the others twice that of the one before.
     """
 
     def __init__(self, depth: int, width: int, num_classes: int, channels: int = 3) -> None:
@@ -33,7 +33,7 @@ class ShakeShakeNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Two branches of ReLU, 3×3 convolution, BN, twice, mixed by chance; the skip is the input where widths agree."""
+    """Two branches of ReLU, 3×3 convolution, BN, twice, mixed at random; the skip is the input if widths agree."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -60,9 +60,9 @@ def branch(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 class Skip(nn.Module):
-    """Each half of the outputs from its own 1×1 convolution, the second of the image moved right and down by a pixel.
+    """Each half of the outputs has its own 1×1 convolution, the second over the input moved right and down by a pixel.
 
-    So at a stride of 2 the halves see different pixels.
+    At a stride of 2 the halves thus see different pixels.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:

@@ -7,7 +7,7 @@ from metaaugment.networks.residual import initialize, three_groups
 
 
 class WideResNet(nn.Module):
-    """WRN-depth-width: three groups of blocks at 32, 16 and 8 pixels (for images of 32), then the mean and a layer."""
+    """WRN-depth-width: three groups of blocks at 32, 16 and 8 pixels (for images of 32), then mean and linear layer."""
 
     def __init__(self, depth: int, width: int, num_classes: int, channels: int = 3) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One function per sample in plain PyTorch: the batch is split by function, each part goes through its kernel."""
+"""One function per sample in plain PyTorch: the batch is split by function, and each part goes through its kernel."""
 
 import torch
 from jaxtyping import Float, Int, Shaped, UInt8
@@ -35,7 +35,7 @@ def apply_functions(
 
 
 def _write(out: Tensor, samples: Tensor, images: Tensor) -> None:
-    """out[samples] = images, eight bytes at a time where they divide a sample: torch copies value by value."""
+    """out[samples] = images, eight bytes at a time if they divide a sample: torch copies value by value."""
     rows, values = out.view(len(out), -1), images.reshape(len(images), -1)
     if rows.shape[1] % 8 == 0:
         rows, values = rows.view(torch.int64), values.view(torch.int64)

@@ -1,11 +1,11 @@
-"""One function per sample on a GPU: two Triton launches per function, whatever the mixture of functions in the batch.
+"""One function per sample on a GPU: two Triton launches per slot, whatever the mix of functions in the batch.
 
-The first launch makes the tables of the point functions, which need sums over the image; the second computes pixels.
-A program works on one image, so the function is a scalar to it and each `if` below is a true branch. Results equal
-those of `kernels.py` bit for bit: launched without fused multiply-add, and in the same precisions.
+The first launch makes the tables of the point functions, some of which need sums over the image; the second computes
+pixels. A program works on one image, so the function is a scalar to it and each `if` below is a true branch. Results
+equal those of `kernels.py` bit for bit: there is no fused multiply-add, and precisions are the same.
 
-Nothing here waits for the device, so after a first call that compiles it can be captured in a CUDA graph. Where there
-is no GPU, Triton's interpreter (TRITON_INTERPRET=1) runs it on the CPU; so do the tests.
+Nothing here waits for the device, so after a first call, which compiles, a call can be captured in a CUDA graph.
+Without a GPU, Triton's interpreter (TRITON_INTERPRET=1) runs it on the CPU, as the tests do.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportCallIssue=false
@@ -73,7 +73,7 @@ def apply_functions(
     return images
 
 
-_SIZES = ["slot", "slots", "height", "width"]  # not worth a compilation of their own for some of their values
+_SIZES = ["slot", "slots", "height", "width"]  # specializing on their values is not worth the compilations
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -231,7 +231,7 @@ def cut_out(source, target, inside, x, y, argument, position, height, width, fil
 
 @triton.jit
 def colorize(source, target, inside, factor, pixels, CHANNELS: tl.constexpr):
-    # One channel is its own luma: blending gives it back.
+    # A single channel is its own luma, so blending leaves it as it is.
     grey = luma(source, inside, pixels, CHANNELS).to(tl.float32)
     for channel in tl.static_range(CHANNELS):
         value = tl.load(source + channel * pixels, mask=inside, other=0).to(tl.float32)
@@ -296,7 +296,7 @@ def blend(first, second, factor):
 
 @triton.jit
 def luma(red, inside, pixels, CHANNELS: tl.constexpr):
-    """Pillow's mode L of the pixels at `red`, whose other channels follow `pixels` further on."""
+    """Pillow's mode L of the pixels at `red`; each further channel lies `pixels` further on."""
     value = tl.load(red, mask=inside, other=0).to(tl.int32)
     if CHANNELS == 3:
         green = tl.load(red + pixels, mask=inside, other=0).to(tl.int32)

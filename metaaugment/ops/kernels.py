@@ -1,6 +1,6 @@
 """The image functions on batches of uint8 images, each with Pillow's result bit for bit.
 
-A kernel takes images [n, c, h, w], one argument a sample, and what else it needs by name, and returns new images.
+A kernel takes images [n, c, h, w], one argument per sample, and whatever `Op.uses` names, and returns new images.
 Most functions are *point* functions, an output value for each of the 256 input values: they make a table [n, c, 256]
 exactly as Pillow makes its own, in the same precision and the same order of operations, and share one look-up.
 The geometric ones make an affine matrix and share one resampling.
@@ -24,7 +24,7 @@ Table = UInt8[Tensor, "n #c 256"]  # one table may serve all channels
 # ITU-R 601 luma in 16.16 fixed point. Every partial sum stays below 2^24, so float32 holds it exactly.
 LUMA = (19595, 38470, 7471)
 
-# Values worked on at once on a CPU. Intermediate results, up to eight bytes a value, then stay in the cache of a core
+# Values processed at a time on a CPU. Intermediate results, up to eight bytes per value, then stay in a core's cache
 # instead of going through main memory: several times faster on large images.
 CHUNK = 1 << 18
 
@@ -57,7 +57,7 @@ def autocontrast(images: Images, argument: Argument) -> Images:
     """Stretch each channel so that its darkest pixel becomes 0 and its brightest 255."""
     flat = images.flatten(2)
     low, high = flat.amin(2, keepdim=True).double(), flat.amax(2, keepdim=True).double()
-    # A tensor over a tensor: torch computes `255.0 / x` as a reciprocal and a product, which rounds twice.
+    # A tensor divided by a tensor: torch computes `255.0 / x` as a reciprocal and a product, which rounds twice.
     scale = torch.full_like(low, 255.0) / (high - low)
     offset = -low * scale
     # In double and truncated, as Pillow's Python does: 254.999… stays 254.
@@ -143,7 +143,7 @@ def sharpness(images: Images, argument: Argument) -> Images:
 
 def blend(first: Tensor, second: Tensor, factor: Float[Tensor, "n ..."]) -> Tensor:
     """first + factor · (second − first) in float32, cut off at 0 and 255, truncated to uint8: Pillow's Image.blend."""
-    # Over int16: torch converts float32 to uint8 one value at a time.
+    # Via int16: torch converts float32 to uint8 one value at a time.
     return ((second - first) * factor.float()).add_(first).clamp_(0, 255).to(torch.int16).to(torch.uint8)
 
 
@@ -166,7 +166,7 @@ def luma(images: Images) -> Float[Tensor, "n 1 h w"]:
 
 def rotate(images: Images, argument: Argument, fill: UInt8[Tensor, " c"]) -> Images:
     """Turn counter-clockwise by `argument` degrees about the center."""
-    # Pillow's matrix, its cosine and sine rounded to 15 decimals as there.
+    # Pillow's matrix, with cosine and sine rounded to 15 decimals as in Pillow.
     angle = -(torch.remainder(argument, 360.0) * (math.pi / 180))
     cos, sin = torch.round(angle.cos(), decimals=15), torch.round(angle.sin(), decimals=15)
     x, y = images.shape[3] / 2, images.shape[2] / 2
@@ -174,7 +174,7 @@ def rotate(images: Images, argument: Argument, fill: UInt8[Tensor, " c"]) -> Ima
 
 
 def shear_x(images: Images, argument: Argument, fill: UInt8[Tensor, " c"]) -> Images:
-    """Move row y to the left by `argument` · y pixels: sheared about the top-left corner, as Pillow's matrix is."""
+    """Move row y to the left by `argument` · y pixels: sheared about the top-left corner, as by Pillow's matrix."""
     return affine(images, fill, b=argument)
 
 
@@ -184,17 +184,17 @@ def shear_y(images: Images, argument: Argument, fill: UInt8[Tensor, " c"]) -> Im
 
 
 def translate_x(images: Images, argument: Argument, fill: UInt8[Tensor, " c"]) -> Images:
-    """Move to the left by `argument` pixels, to the nearest whole one."""
+    """Move to the left by `argument` pixels, rounded to the nearest whole number."""
     return translate(images, torch.floor(argument + 0.5), 3, fill)
 
 
 def translate_y(images: Images, argument: Argument, fill: UInt8[Tensor, " c"]) -> Images:
-    """Move up by `argument` pixels, to the nearest whole one."""
+    """Move up by `argument` pixels, rounded to the nearest whole number."""
     return translate(images, torch.floor(argument + 0.5), 2, fill)
 
 
 def translate(images: Images, pixels: Argument, side: int, fill: UInt8[Tensor, " c"]) -> Images:
-    """Each image by its own whole number of pixels: on a CPU copies of slices, much faster on large images."""
+    """Move each image by its own whole number of pixels; on a CPU by copying slices, much faster on large images."""
     if images.device.type != "cpu":
         return affine(images, fill, **{"c" if side == 3 else "f": pixels})
     out = fill[:, None, None].expand_as(images).contiguous()
@@ -206,11 +206,11 @@ def translate(images: Images, pixels: Argument, side: int, fill: UInt8[Tensor, "
 
 
 def affine(images: Images, fill: UInt8[Tensor, " c"], **entries: Argument) -> Images:
-    """The output pixel (x, y) shows the input at (ax + by + c, dx + ey + f); what is not given is the identity's."""
+    """The output pixel (x, y) shows the input at (ax + by + c, dx + ey + f); entries not given are the identity's."""
     matrix = torch.tensor([1, 0, 0, 0, 1, 0], dtype=torch.float64, device=images.device).repeat(len(images), 1)
     for name, value in entries.items():
         matrix[:, "abcdef".index(name)] = value
-    # The sampling point is the middle of the output pixel; its half is added in floating point, before rounding.
+    # The sampling point is the middle of the output pixel; the half pixel is added in floating point, before rounding.
     matrix[:, 2::3] += matrix[:, 0::3] * 0.5
     matrix[:, 2::3] += matrix[:, 1::3] * 0.5
     fixed = torch.floor(matrix * 65536.0 + 0.5).to(torch.int32)
@@ -237,7 +237,7 @@ def resample(images: Images, matrix: Int32[Tensor, "n 6"], fill: UInt8[Tensor, "
 
 
 def cutout(images: Images, argument: Argument, fill: UInt8[Tensor, " c"], position: Float[Tensor, "n 2"]) -> Images:
-    """Cover a square with `fill`: `argument` pixels a side, half of them (rounded down) ahead of its center.
+    """Cover a square with `fill`: `argument` pixels a side, half of them (rounded down) before its center.
 
     `position` is the center's (y, x) as a fraction of the image; what lies outside is cut off.
     """

@@ -1,8 +1,8 @@
 """What a magnitude in [0, 10] means: a space turns it into the argument of each function.
 
-The compared systems use the same functions under different ranges, directions and roundings, and most trouble in
-reproducing them comes from there. A space is therefore data: one level a function, all of one linear form, so that
-the fused kernel reads the same numbers as the PyTorch one and the table can be printed.
+The compared systems use the same functions with different ranges, directions and roundings, the source of most trouble
+in reproducing them. A space is therefore data: one level per function, all of one linear form, so that the fused kernel
+reads the same numbers as the PyTorch one and the table can be printed.
 """
 
 import math
@@ -28,13 +28,13 @@ class Level:
     """argument = around + sign · round((start + slope · m) · unit / of), the sign only where `signed`.
 
     Computed in float64 from m as it is given. Levels that a system counts in steps, such as 5 of 30, should be given
-    as float64 magnitudes: a third is a little less in float32, and truncation shows it.
+    as float64 magnitudes: in float32, 5/3 is a little less, and truncation shows it.
     """
 
     slope: float
     start: float = 0.0
     around: float = 0.0
-    per: str = "pixel"  # the unit: one, or the image's width or height
+    per: str = "pixel"  # the unit: 1, or the image's width or height
     of: float = 1.0  # what `start` and `slope` are stated for: a size, or a power of ten that keeps them exact
     rounding: str = "none"
     signed: bool = False
@@ -89,14 +89,14 @@ class Space:
 
 @cache
 def level_table(space: Space, device: torch.device) -> Float[Tensor, "ops 7"]:
-    """One row per function, in the order of the table of functions; zeros where a function takes no magnitude."""
+    """One row per function, in the order of `OPS`; a level of zero for functions that take no magnitude."""
     none = Level(slope=0.0).row()
     rows = [space.levels[op.name].row() if op.magnitude else none for op in OPS]
     return torch.tensor(rows, dtype=torch.float64, device=device)
 
 
 def _both(name: str, level: Level) -> dict[str, Level]:
-    """The same level for a function's X and Y form, each in its own direction where it is relative to the size."""
+    """The same level for a function's X and Y form; if relative to the size, X uses the width and Y the height."""
     if level.per == "pixel":
         return {f"{name}X": level, f"{name}Y": level}
     return {f"{name}{axis}": replace(level, per=per) for axis, per in (("X", "width"), ("Y", "height"))}
@@ -163,7 +163,7 @@ SPACES: dict[str, Space] = {
                 **_FACTOR,
                 **_both("Shear", Level(0.6, start=-3, of=10, signed=True)),
                 **_both("Translate", Level(9.0, start=-45, per="width", of=100, signed=True)),
-                # Pillow's rectangle has both its ends: one pixel more than the share of the width, and never none.
+                # Pillow's rectangle includes both ends: one pixel more than the share of the width, so at least one.
                 "Cutout": Level(2.0, per="width", of=100, rounding="truncate", around=1),
             },
             "Fast AutoAugment's and DADA's released code, their level in [0, 1] being m / 10",

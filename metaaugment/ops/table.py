@@ -12,8 +12,8 @@ from metaaugment.ops import kernels
 class Op:
     """An image function.
 
-    Its place in `OPS` is its index in a transformation; what a magnitude means to it, and whether it has a sign, is
-    said by a space (`space.py`), because the compared systems differ in nothing else.
+    Its place in `OPS` is its index in a transformation. A space (`space.py`) says what a magnitude means to it and
+    whether it has a sign, because the compared systems differ in nothing else.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Runs beside each other: seeds of one recipe as mean ± deviation, their cost, and how alike what they learned is."""
+"""Runs compared: seeds of one recipe as mean ± deviation, their cost, and how alike the learned policies are."""
 
 import json
 import math
@@ -16,9 +16,9 @@ from metaaugment.report.runs import Run
 from metaaugment.report.seen import printable
 from metaaugment.training.progress import duration
 
-# What runs must share for the time of one to be compared with that of another.
+# What runs must share for their times to be comparable.
 SAME_WORK = ("name", "dataset", "network", "batch", "size", "per_class")
-# Which images of a data set a run has; None is in words what the data set itself has.
+# Which images of a data set a run uses. NONE puts a value of None, the data set's own, into words.
 IMAGES = ("size", "per_class", "split_seed", "held_back", "held_back_from")
 NONE = {"size": "own size", "per_class": "all images"}
 DEFAULTS = {field.name: field.default for field in fields(Recipe) if field.default is not MISSING}
@@ -33,8 +33,10 @@ class Group:
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """In the order of the runs; labels say what tells groups of a recipe and method apart, where it is not the recipe's
-    own value."""
+    """Groups in the order of the runs.
+
+    Labels name the settings that tell groups of one recipe and method apart, unless they have the recipe's own value.
+    """
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(_key(run), []).append(run)
@@ -43,7 +45,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def _key(run: Run) -> str:
-    """All that a run is but its seed; unfinished runs do not say on which images, and are taken at their word."""
+    """Everything about a run but its seed; unfinished runs do not say which images they use, only their recipe."""
     if not run.recipe:
         return str(run.folder)
     return json.dumps([{**run.recipe, "seed": None}, _fingerprint(run)], sort_keys=True, default=str)
@@ -63,19 +65,19 @@ def _label(group: Sequence[Run], members: Sequence[Sequence[Run]]) -> str:
     beside = [other for other in firsts if other.dataset == run.dataset]  # in one table, whatever the method
     keys = [
         key for key in run.recipe
-        if key == "policy"  # which is always said where there is one
+        if key == "policy"  # always named if there is one
         or (key != "seed" and _differ([run, *like, *(beside if key in (*IMAGES, "epochs") else ())], key))
     ]  # fmt: skip
     own = _own(run)
     settings = [_setting(run, key) for key in keys if key not in own or run.recipe[key] != own[key]]
-    alone = len(like) > 1 and not keys  # then it is the images that differ, or are not known
+    alone = len(like) > 1 and not keys  # then the images differ, or are not known
     if alone or any(_other_images(run, other) and not _differ([run, other], *IMAGES) for other in beside):
         settings.append("unfinished" if run.result is None else f"data {printable(_fingerprint(run))}")
     return " · ".join([run.name, run.method, *settings])
 
 
 def _own(run: Run) -> dict[str, Any]:
-    """The values that the recipe of this name has itself, which need not be said; of another name, any recipe's."""
+    """The named recipe's own values, which need no mention; for an unknown name, the defaults of all recipes."""
     if run.name in RECIPES:
         return RECIPES[run.name]().to_json()
     return DEFAULTS
@@ -89,18 +91,18 @@ def _setting(run: Run, key: str) -> str:
 
 
 def _differ(runs: Sequence[Run], *keys: str) -> bool:
-    """Older runs do not have every field, and what they lack is its default."""
+    """Whether runs differ in any of these fields; fields that older runs lack have their defaults."""
     one, *others = ([run.recipe.get(key, DEFAULTS.get(key)) for key in keys] for run in runs)
     return any(other != one for other in others)
 
 
 def _other_images(run: Run, other: Run) -> bool:
-    """Whether both say on which images they are, and these are not the same."""
+    """Whether both runs say which images they use, and the images differ."""
     return None not in (one := _fingerprint(run), two := _fingerprint(other)) and one != two
 
 
 def unlike(together: Sequence[Group]) -> list[str]:
-    """What stands between the figures of groups on one data set: other images, other numbers of epochs."""
+    """Why the figures of groups on one data set are not comparable: other images, other numbers of epochs."""
     runs = [group.runs[0] for group in together if group.runs[0].recipe]
     if not runs:
         return []
@@ -117,7 +119,7 @@ def unlike(together: Sequence[Group]) -> list[str]:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table of results, in words; `why` is the reason of a dash."""
+    """A line of the table of results, in words; `why` is the reason for a dash."""
 
     label: str
     accuracy: str
@@ -155,7 +157,7 @@ def table(together: Sequence[Group]) -> list[Line]:
 
 
 def _epochs(runs: Sequence[Run]) -> str:
-    """Those done, of those planned while a run is under way."""
+    """Epochs done, and while a run is under way also those planned."""
     words = {
         str(len(run.rows)) if run.result is not None or run.planned is None else f"{len(run.rows)} of {run.planned}"
         for run in runs
@@ -168,7 +170,7 @@ def _short(seconds: float) -> str:
 
 
 def _cost(group: Group, together: Sequence[Group]) -> tuple[str, str]:
-    """Time of an epoch as a multiple of plain training's, or a dash and its reason."""
+    """Time per epoch as a multiple of that of plain training, or a dash and its reason."""
     places = {_place(run) for run in group.runs if _place(run) is not None}
     seconds = _seconds(group.runs)
     if not seconds or len(places) != 1:
@@ -197,7 +199,7 @@ def _place(run: Run) -> str | None:
 
 
 def _seconds(runs: Sequence[Run]) -> list[float]:
-    """Of an epoch of each run that tells: the median, for the first one warms up."""
+    """Seconds per epoch of each run that logs them: the median, because the first epoch warms up."""
     told = (_finite(run.values("seconds")) for run in runs)
     return [float(np.median(seconds)) for seconds in told if len(seconds)]
 
@@ -208,10 +210,10 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Likeness:
-    """How alike the distributions over pairs of functions of two groups are, over all pairs of their runs.
+    """How alike two groups' distributions over pairs of functions are, averaged over all pairs of their runs.
 
-    `correlation` is that of the probabilities of pairs that one of them draws; `shared` is the share of draws that both
-    distributions make alike, one less half of Σ|p − q|.
+    `correlation` is that of the probabilities, over pairs that at least one of them draws; `shared` is the share of
+    draws that both distributions make alike, 1 − Σ|p − q| / 2.
     """
 
     one: str
@@ -222,10 +224,10 @@ class Likeness:
 
 
 def likeness(p: np.ndarray, q: np.ndarray) -> tuple[float, float]:
-    """Correlation and shared draws of two distributions; NaN where one is uniform, which correlates with nothing."""
+    """Correlation and shared draws of two distributions; a uniform one correlates with nothing, which gives NaN."""
     p, q = p.flatten() / p.sum(), q.flatten() / q.sum()
     shared = 1 - float(np.abs(p - q).sum()) / 2
-    drawn = (p > 0) | (q > 0)  # single functions have no place in most of the pairs, and agree on nothing by that
+    drawn = (p > 0) | (q > 0)  # samplers of single functions never draw most pairs, which is no agreement
     p, q = p[drawn], q[drawn]
     if min(p.std(), q.std()) < 1e-9:
         return math.nan, shared
@@ -233,7 +235,7 @@ def likeness(p: np.ndarray, q: np.ndarray) -> tuple[float, float]:
 
 
 def alike(together: Sequence[Group]) -> list[Likeness]:
-    """Every two groups that have learned a distribution, and the seeds of each: what chance leaves alike."""
+    """Likeness of every two groups with a learned distribution, and, for scale, of the seeds within each."""
     last = [[run.distributions[1][-1] for run in group.runs if len(run.distributions[0])] for group in together]
     found = []
     for i, (one, ps) in enumerate(zip(together, last, strict=True)):

@@ -1,8 +1,8 @@
-"""What is to be worried about in a run, each criterion once, with the reason for its threshold.
+"""Warnings about a run: one function per criterion, with the reason for its threshold.
 
-The figures behind the reasons are those of runs on the digits: a learned policy ends with an effective 0.84 to 0.98 of
-a mini-batch, one that learned 17 times as fast went down to 0.63 on its way, and one frozen as it was initialized has
-0.98 all the time.
+The figures behind the reasons are the effective shares of a mini-batch in runs on the digits: 0.84 to 0.98 at the end
+under a learned policy, as low as 0.63 on the way under one that learned 17 times as fast, and always 0.98 under one
+frozen at its initialization.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 from metaaugment.report.runs import Run
 from metaaugment.training.folder import is_number
 
-LATE = 0.25  # of the epochs under way: the state a run is in, less the noise of single epochs
+LATE = 0.25  # share of the epochs so far that shows the present state, without the noise of single epochs
 COLLAPSED = 0.25
 UNIFORM = 0.999
 SPREAD, EQUAL = 0.9, 0.99
@@ -25,8 +25,8 @@ GAP, ERRORS = 0.02, 3
 def weights_collapsed(run: Run) -> str | None:
     """Fewer than a quarter of a mini-batch effectively train the network.
 
-    Gradients are then as noisy as those of mini-batches of a quarter of the size, and three of four images are computed
-    for little. Rejecting all samples below the mean, an ablation of the paper's, leaves about a half.
+    Gradients are then as noisy as those of mini-batches a quarter the size, and three of four images are computed for
+    little. Rejecting all samples below the mean, one of the paper's ablations, leaves about half.
     """
     share = _late(run.values("effective_samples")[_learning(run)])
     if not share < COLLAPSED:
@@ -41,9 +41,9 @@ def weights_collapsed(run: Run) -> str | None:
 def policy_idle(run: Run) -> str | None:
     """The policy learns nothing, or nothing that matters.
 
-    Where the effective share of a mini-batch is above 0.999, weights differ from their mean by 3 % (1 / (1 + 0.03²)):
-    less than training can tell from equal ones. Weights alone do not say that a policy learns, though, for those of a
-    network as it was initialized differ more; so there must also have been updates, each of which moves α.
+    At an effective share of 0.999 of a mini-batch, weights deviate from their mean by 3 % (1 / (1 + 0.03²)): training
+    cannot tell this from equal weights. Unequal weights alone do not show that a policy learns, because those of a
+    newly initialized network differ by more; so there must also have been updates, each of which moves α.
     """
     if run.learns and _never_updated(run):
         zero = run.recipe.get("policy_lr") == 0
@@ -61,9 +61,10 @@ def policy_idle(run: Run) -> str | None:
 def policy_saturated(run: Run) -> str | None:
     """Weights that had spread are equal now: all outputs of the policy are at one end, where it hardly learns.
 
-    So it was on Omniglot with four copies: near the end α rose faster and faster, to 0.7, two thirds of the samples
-    lost their weight, the validation accuracy fell by 8 points, and then the policy gave every sample the same. A
-    policy on the digits that learned 17 times as fast as it should was at 0.63 on its way and at 0.98 in the end.
+    This happened on Omniglot with four copies: near the end α rose faster and faster, to 0.7, two thirds of the samples
+    lost their weight, the validation accuracy fell by 8 points, and then the policy gave every sample the same weight.
+    On the digits, with a policy that learned 17 times as fast as it should, the effective share fell to 0.63 and ended
+    at 0.98.
     """
     learning = _learning(run)
     share, epochs = _smooth(run.values("effective_samples")[learning], run.epochs[learning])
@@ -80,7 +81,7 @@ def policy_saturated(run: Run) -> str | None:
 
 
 def _never_updated(run: Run) -> bool:
-    """An α that is not learned says nothing; what is left is the learning rate of the policy."""
+    """Whether α never moved; where α is not learned, only a policy learning rate of 0 tells."""
     if run.recipe.get("policy_lr") == 0:
         return bool(run.rows)
     alpha, start = run.values("alpha")[_learning(run)], run.recipe.get("alpha")
@@ -93,7 +94,7 @@ def _never_updated(run: Run) -> bool:
 def alpha_at_zero(run: Run) -> str | None:
     """α has gone below a fiftieth of where it began: the gradient of the policy is proportional to it.
 
-    On the digits α stays within half and twice its start. One that is the learning rate falls to 0 on purpose.
+    On the digits α stays between half and twice its first value. An α set to the learning rate falls to 0 on purpose.
     """
     alpha, start = _late(run.values("alpha")[_learning(run)]), run.recipe.get("alpha")
     least = max(ALPHA_LEFT * start, 1e-4) if is_number(start) else 1e-4
@@ -108,9 +109,9 @@ def alpha_at_zero(run: Run) -> str | None:
 def validation_overfitted(run: Run) -> str | None:
     """The policy fits the validation images, which it learns from, instead of what they stand for.
 
-    Seen by the test accuracy, when there is one: below the validation accuracy by 3 standard errors of the two samples,
-    which chance exceeds once in 700 runs, and by 2 points, which also matter. Or by a validation loss that is up again
-    by a quarter, and by 0.05, from its lowest point, both as medians of 5 epochs: losses near 0 double by chance.
+    Either the test accuracy, if there is one, is below the validation accuracy by 3 standard errors of the two samples,
+    which chance exceeds once in 700 runs, and by 2 points, so that it matters. Or the validation loss has risen from
+    its lowest point by a quarter, and by 0.05 because losses near 0 double by chance, both as medians of 5 epochs.
     """
     if not run.learns:
         return None
@@ -150,26 +151,26 @@ CONCERNS: tuple[Callable[[Run], str | None], ...] = (
 
 
 def concerns(run: Run) -> list[str]:
-    """All that is to be worried about; of a run without a policy, what does not need one."""
+    """All warnings about a run; of a run without a policy, those that do not need one."""
     wanted = CONCERNS if run.has_policy else (steps_skipped,)
     return [sentence for concern in wanted if (sentence := concern(run)) is not None]
 
 
 def _learning(run: Run) -> np.ndarray:
-    """Epochs of the policy's own phase: before it weights are equal on purpose, behind it the policy stands still."""
+    """The epochs in which the policy learns: before them weights are equal on purpose, after them it is frozen."""
     before, behind = (run.count(key) or 0 for key in ("random_epochs", "frozen_epochs"))
     return (run.epochs > before) & (run.epochs <= (run.planned or math.inf) - behind)
 
 
 def _late(values: np.ndarray) -> float:
-    """The median of the last quarter; NaN where there is none."""
+    """The median of the finite values in the last quarter; NaN if there are none."""
     values = values[-max(1, round(LATE * len(values))) :]
     values = values[np.isfinite(values)]
     return float(np.median(values)) if len(values) else math.nan
 
 
 def _smooth(values: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Medians of 5 epochs, and the middle ones of these; nothing where there are fewer than 10."""
+    """Running medians of 5 epochs, and the middle epoch of each; empty if there are fewer than 10 values."""
     values, epochs = values[np.isfinite(values)], epochs[np.isfinite(values)]
     if len(values) < 10:
         return values[:0], epochs[:0]
@@ -177,7 +178,7 @@ def _smooth(values: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _gap(run: Run) -> float | None:
-    """By how much the test accuracy is below the validation accuracy, where that is no chance."""
+    """How far the test accuracy is below the validation accuracy; None if it may be by chance."""
     sizes = (run.result or {}).get("data")
     n_val, n_test = (sizes.get("val"), sizes.get("test")) if isinstance(sizes, dict) else (None, None)
     val, test = (run.result or {}).get("val_accuracy"), run.test_accuracy

@@ -1,4 +1,4 @@
-"""What was measured of Theorems 1 and 2, as a figure and in words."""
+"""The measurements of Theorems 1 and 2, as a figure and in words."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from metaaugment.experiments.convergence import (
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """Both averages and the way of θ against T, each with its slope, beside the orders of its bounds and theirs."""
+    """Both averages and the distance that θ moves, against T, beside the orders of their bounds; all with slopes."""
     drawing = Figure(figsize=(12.5, 4), layout="constrained")
     validation, training, moved = drawing.subplots(1, 3)
     orders = {r"$\log T/\sqrt{T\log\log T}$, theorems": validation_rate, r"$(\log T/T)^2$, Lemma 1": lemma_rate}
@@ -37,7 +37,7 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def _panel(axes: Axes, runs: Sequence[Run], name: str, orders: dict[str, Callable[[float], float]]) -> None:
-    """Geometric means, whose slope is the mean slope of the seeds, and deviations; orders begin with own eyes."""
+    """Geometric means, whose slope is the mean slope of the seeds, and deviations; orders start where own eyes do."""
     horizons = sorted({run.horizon for run in runs})
     begin = None
     for eyes in EYES:
@@ -59,7 +59,7 @@ def _panel(axes: Axes, runs: Sequence[Run], name: str, orders: dict[str, Callabl
 
 
 def _bias(runs: Sequence[Run]) -> float:
-    """The largest over the runs with shared eyes."""
+    """The largest bias that Theorem 2 allows, over the runs with shared eyes."""
     return max(run.bias for run in runs if run.eyes == "shared")
 
 

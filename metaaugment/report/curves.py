@@ -1,4 +1,4 @@
-"""Pictures over epochs: the figures of the log, a line per run, and how the weights spread."""
+"""Pictures over epochs: the quantities in the log, a line per run, and how the weights spread."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ WITH_POLICY = ("alpha", "effective_samples")
 
 @drawn
 def over_epochs(together: Sequence[Group], key: str, legend: bool = True) -> Picture:
-    """A figure of the log by epoch: a color per group, a line per run."""
+    """A quantity of the log by epoch: a color per group, a line per run."""
     title, reading = READINGS[key]
     legend = legend and len(together) > 1
     figure = Figure(figsize=(SIZE[0], SIZE[1] + (0.18 * len(together) if legend else 0)), layout="constrained")
@@ -62,7 +62,7 @@ def over_epochs(together: Sequence[Group], key: str, legend: bool = True) -> Pic
 
 
 def _epoch_axis(axes: Axes, epochs: Sequence[int]) -> None:
-    """Epochs are whole numbers, also where there is one."""
+    """Ticks at whole numbers only, even for a single epoch."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if len(set(epochs)) == 1:
         axes.set_xlim(epochs[0] - 0.5, epochs[0] + 0.5)
@@ -70,7 +70,7 @@ def _epoch_axis(axes: Axes, epochs: Sequence[int]) -> None:
 
 
 def _course(run: Run, key: str) -> str:
-    """From where to where a figure goes, in words."""
+    """The first and last values of a quantity, in words; for a loss, also the lowest."""
     values = run.values(key)
     known = np.flatnonzero(np.isfinite(values))
     if not len(known):
@@ -86,7 +86,7 @@ def _course(run: Run, key: str) -> str:
 
 @drawn
 def weight_spread(run: Run) -> Picture:
-    """The quantiles of the weights of a mini-batch by epoch; of a single epoch, across its place on the axis."""
+    """The quantiles of the weights of a mini-batch by epoch; a single epoch is drawn as a short stretch of the axis."""
     epochs, quantiles = run.quantiles
     alone = len(epochs) == 1
     x, y = (epochs[0] + np.array([-0.25, 0.25]), quantiles.repeat(2, 0)) if alone else (epochs, quantiles)

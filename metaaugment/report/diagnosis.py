@@ -29,10 +29,10 @@ def in_words(found: Diagnosis) -> list[str]:
 
 @drawn
 def picture(found: Diagnosis, done: int | None = None) -> Picture:
-    """What can be predicted beside what is captured, and the noise of the validation images: both, for a file.
+    """What can be predicted beside what is captured, and the noise of the validation images, in one picture.
 
     Args:
-        done: epochs that the run has by now; a diagnosis that is older says so.
+        done: epochs that the run has finished by now; if the diagnosis is older, the picture says so.
     """
     figure = Figure(figsize=(8.8, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -47,7 +47,7 @@ def picture(found: Diagnosis, done: int | None = None) -> Picture:
 
 @drawn
 def panels(found: Diagnosis) -> list[Picture]:
-    """The same one by one, to stand beside each other on a page and below each other on a phone."""
+    """The same as two pictures, side by side on a page and one below the other on a phone."""
     left, right = (Figure(figsize=(4.4, 3.1), layout="constrained") for _ in range(2))
     _draw_predicted(left.subplots(), found)
     _draw_noise(right.subplots(), found)
@@ -84,7 +84,7 @@ def _draw_noise(axes: Axes, found: Diagnosis) -> None:
     sizes, noise = list(found.noise), list(found.noise.values())
     axes.errorbar(sizes, [v.mean for v in noise], [v.deviation for v in noise], marker="o", color=COLORS[2])
     axes.set(title=NOISE, xlabel="validation images of a draw", xscale="log", ylim=(None, 1.02))
-    # The last is half of the validation images, and may be so near to the one before that their names would overlap.
+    # The largest size is half of the validation images, and may be so near the one before that their labels overlap.
     width = math.log(max(sizes) / min(sizes))
     named = [size for size in sizes if size == max(sizes) or math.log(max(sizes) / size) > 0.15 * width]
     axes.set_xticks(named, [f"{size:,}" for size in named], fontsize=8)

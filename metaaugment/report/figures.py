@@ -18,7 +18,7 @@ from metaaugment.source import Source
 from metaaugment.transfer import LearnedPolicy
 from metaaugment.transformation import Transformation, apply
 
-ENDINGS = (".png", ".svg", ".pdf", ".jpg")  # of names of pictures
+ENDINGS = (".png", ".svg", ".pdf", ".jpg")  # of picture files
 
 
 def distribution(probabilities: Float[Tensor, "K K"], title: str) -> Figure:
@@ -45,7 +45,7 @@ def weighted_samples(
     title: str,
     columns: int = 8,
 ) -> Figure:
-    """The augmented images with the highest weights above those with the lowest; 1 is a mean weight."""
+    """The augmented images with the highest weights above those with the lowest; 1 is the mean weight."""
     order = weights.argsort(descending=True)
     figure = Figure(figsize=(1.5 * columns, 8.2), layout="constrained")
     figure.suptitle(title)
@@ -61,7 +61,7 @@ def weighted_samples(
 
 
 def photos(files: Sequence[Path], source: Source) -> UInt8[Tensor, "n c h w"]:
-    """The middle of each picture, of the size and the channels that a policy was learned on."""
+    """The middle of each picture, in the size and channels that a policy was learned on."""
     try:
         views = [middle(read_image(file), source.size[0]) for file in files]
     except CorruptImage as error:
@@ -101,7 +101,7 @@ def describe(transformation: Transformation, space: str | Space, size: int) -> S
 
 
 def check(file: Path, flag: str) -> None:
-    """Refuse a name that no picture can be saved under, ahead of the work; nothing is overwritten."""
+    """Refuse, before the work, a name that no picture can be saved under; nothing is overwritten."""
     if file.suffix.lower() not in ENDINGS or file.is_dir():
         raise ValueError(f"{flag} {file} is not a name for a picture; give it one of the endings {', '.join(ENDINGS)}")
     if file.exists():

@@ -28,7 +28,7 @@ NAMES = [op.name for op in PAPER_OPS]
 
 
 def distribution(p: np.ndarray, epoch: int) -> Picture:
-    """p_{j,k} as a heat map; on a page a table with a slider stands for it."""
+    """p_{j,k} as a heat map; a page shows a table with a slider instead."""
     title = f"How often each pair of functions is drawn, after epoch {epoch}"
     words = f"Probabilities of pairs after epoch {epoch}, as multiples of the uniform one: {extremes(p)}."
     reading = "First function down, second across; red pairs are drawn more often than uniformly, blue ones less."
@@ -61,7 +61,7 @@ def marginals(p: np.ndarray, epoch: int) -> Picture:
 
 
 def magnitude_limits(seen: Seen) -> tuple[float, float]:
-    """Of the weights in all pictures by magnitude, so that these can be compared."""
+    """Limits of the weight axis, shared by all pictures by magnitude so that they can be compared."""
     means = [mean for function in by_function(seen) for mean in by_magnitude(seen, function) if mean.count]
     low, high = min(m.weight - _error(m) for m in means), max(m.weight + _error(m) for m in means)
     return min(0.9, low) - 0.05, max(1.1, high) + 0.05
@@ -69,7 +69,7 @@ def magnitude_limits(seen: Seen) -> tuple[float, float]:
 
 @drawn
 def weight_by_magnitude(seen: Seen, functions: Sequence[int], columns: int = 1) -> Picture:
-    """The mean weight of samples that got a function, by its magnitude; a panel a function."""
+    """The mean weight of samples that got a function, by its magnitude; one panel per function."""
     rows = -(-len(functions) // columns)
     figure = Figure(figsize=(2 * columns, 1.55 * rows), layout="constrained")
     panels: Any = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -113,8 +113,10 @@ def _magnitude_words(means: Sequence[Mean]) -> str:
 
 @drawn
 def classes(seen: Seen) -> Picture | None:
-    """Mean weights of classes under any function and under each, as multiples of what all classes get there; none where
-    there is no class to show."""
+    """Mean weights of classes, under any function and under each, as multiples of the mean over all classes there.
+
+    None if there is no class to show.
+    """
     found = by_class(seen)
     if not found.labels:
         return None
@@ -150,12 +152,12 @@ def classes(seen: Seen) -> Picture | None:
 
 
 def shortened(name: str) -> str:
-    """By its middle: classes in folders of folders differ at both ends."""
+    """A long name without its middle: classes in nested folders differ at both ends."""
     return name if len(name) <= 18 else f"{name[:8]}…{name[-9:]}"
 
 
 def shown(seen: Seen) -> dict[str, list[int]]:
-    """Places of the pictures: of the highest and lowest weights, and of weights that go against the loss."""
+    """Places of the pictures by kind: the highest and lowest weights, and weights that go against the loss."""
     m = len(seen.pictures.sample)
     contrasts = min(CONTRASTS, m // 4)
     most = m // 2 - contrasts
@@ -166,7 +168,7 @@ def shown(seen: Seen) -> dict[str, list[int]]:
 
 
 def sample_words(seen: Seen, place: int, size: int) -> str:
-    """What was done to a sample that is shown, and what came of it."""
+    """What was done to a sample, and the weight and loss that it got."""
     sample = seen.pictures.sample[place]
     first, second = figures.describe(seen.transformation[sample], seen.space, size)
     return (
@@ -195,8 +197,11 @@ CONTRAST_TITLES = {"hard": "high loss, low weight", "easy": "low loss, high weig
 
 @drawn
 def contrasts(seen: Seen, size: int) -> Picture:
-    """Weights against losses, each sample as it was, augmented, and beside the nearest validation image of another
-    class, where that was looked for: the paper's figure of Omniglot."""
+    """Samples whose weights go against their losses: the paper's figure of Omniglot.
+
+    Each is shown as it was, augmented, and, if that was looked for, beside the nearest validation image of another
+    class.
+    """
     pictures, parts = seen.pictures, shown(seen)
     rows = {"original": pictures.originals, "augmented": pictures.images}
     rows |= {} if pictures.negatives is None else {"hard negative": pictures.negatives}

@@ -1,4 +1,4 @@
-"""The image functions shown: what a magnitude means to each, as a table and as a picture."""
+"""The image functions: what a magnitude means to each, as a table and as a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The report of runs as one page that needs nothing else: no server, no network, no script of others."""
+"""The report of runs as one page that needs nothing else: no server, no network, no third-party script."""
 
 import base64
 import io
@@ -27,13 +27,13 @@ from metaaugment.report.seen import Seen, printable
 from metaaugment.sealed import write_atomically
 
 GENERATOR = "metaaugment report"
-PRECISION = 1000  # steps of a uniform probability in which p is written
-SMALL = 64  # pixels up to which an image is kept as it is; larger photographs are compressed
+PRECISION = 1000  # p is written in this many parts of the uniform probability
+SMALL = 64  # pixels of a side up to which an image stays lossless; larger photographs are compressed
 
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """What a run has learned: the first of its group that has something to show."""
+    """What a group has learned, shown by the first of its runs that has something to show."""
 
     group: Group
     run: Run
@@ -45,18 +45,18 @@ class Policy:
 
     @property
     def size(self) -> int:
-        """Pixels of a side, which translations are said in."""
+        """Side of an image in pixels, by which translations are described."""
         seen = self.run.seen
         return self.run.count("size") or (0 if seen is None else seen.pictures.images.shape[-1])
 
     @cached_property
     def map(self) -> dict[str, Any] | None:
-        """p_{j,k} of all epochs as multiples of uniform in thousandths, for the slider, and the last one drawn."""
+        """p_{j,k} of all epochs in thousandths of uniform, for the slider, and the cells of the last one."""
         epochs, p = self.run.distributions
         if not len(epochs) or single(p[-1]):
             return None
         relative = p / p.sum((1, 2), keepdims=True) * p[0].size
-        # Of the later half: a few pairs that are far off in the first epochs would leave all else pale.
+        # Over the later half: a few pairs that are far off in the first epochs would leave all else pale.
         reach = max(0.05, float(np.abs(relative[len(p) // 2 :] - 1).max()))
         return {
             "epochs": epochs.tolist(),
@@ -68,7 +68,7 @@ class Policy:
 
     @cached_property
     def pictures(self) -> list[Picture]:
-        """By epoch, and of functions."""
+        """How weights spread by epoch, and how often functions are drawn."""
         found = [curves.weight_spread(self.run)] if len(self.run.quantiles[0]) else []
         epochs, p = self.run.distributions
         return found + ([learned.marginals(p[-1], int(epochs[-1]))] if len(epochs) else [])
@@ -97,7 +97,7 @@ class Policy:
 
     @cached_property
     def samples(self) -> dict[str, list[dict[str, Any]]]:
-        """Those that are shown, in words and as images."""
+        """The samples to show, in words and as images."""
         seen = self.run.seen
         if seen is None:
             return {}
@@ -106,7 +106,7 @@ class Policy:
         }
 
     def files(self) -> Iterator[Picture]:
-        """The same pictures, each whole, as files have them."""
+        """The same pictures for files, each in one piece."""
         epochs, p = self.run.distributions
         if len(epochs) and not single(p[-1]):
             yield learned.distribution(p[-1], int(epochs[-1]))
@@ -145,7 +145,7 @@ class DataPart:
                 for group in self.groups
             ]
             if any(wanted):
-                # Groups without such runs stay: the color of a group is the same in all pictures.
+                # Groups without such runs stay, so that a group has the same color in all pictures.
                 chosen = [Group(group.label, runs) for group, runs in zip(self.groups, wanted, strict=True)]
                 yield curves.over_epochs(chosen, key, legend)
 
@@ -155,7 +155,7 @@ class DataPart:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What a page shows of runs, and what is to be said of folders that hold none."""
+    """The runs that a page shows, and sentences about folders that hold none."""
 
     runs: list[Run]
     empty: list[str]
@@ -166,7 +166,7 @@ class Report:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether there are runs, and all have a result."""
         return bool(self.runs) and all(run.result is not None for run in self.runs)
 
     @cached_property
@@ -197,13 +197,13 @@ class Report:
 
     @cached_property
     def missing(self) -> list[tuple[str, list[str]]]:
-        """What the folders of runs lack, after what is to be minded of the runs on one data set."""
+        """What the folders of runs lack, after what limits the comparison of runs on one data set."""
         found = [(f"Results on {part.name}", unlike(part.groups)) for part in self.data]
         found += [(title(run), run.missing) for run in self.runs]
         return [(name, sentences) for name, sentences in found if sentences]
 
     def html(self, refresh: int | None = None) -> str:
-        """The page; with seconds to refresh after, one that loads itself anew."""
+        """The page; with `refresh`, one that reloads itself after so many seconds."""
         environment = Environment(
             loader=PackageLoader("metaaugment.report", "."), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
@@ -238,12 +238,12 @@ class Report:
 
 
 def title(run: Run) -> str:
-    """A run among others, by its folder: recipe and seed may be there twice."""
+    """The name of a run among others: its folder, because a recipe and seed may occur twice."""
     return printable(run.folder)
 
 
 def check_out(file: Path) -> None:
-    """Refuse a name that is not a page's, or that of a file that is not a report."""
+    """Refuse a name that is not a page's, an existing file that is not a report, and a folder that does not exist."""
     if file.suffix not in (".html", ".htm") or file.is_dir():
         raise ValueError(f"--out {file} is not a name for a page; give it the ending .html")
     if file.exists():
@@ -276,7 +276,7 @@ def _sample(seen: Seen, place: int, size: int) -> dict[str, Any]:
 
 
 def data_address(image: Tensor) -> str:
-    """A uint8 image [c, h, w] as an address that holds it."""
+    """A uint8 image [c, h, w] as a data URL."""
     picture = Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
     kind = "png" if max(picture.size) <= SMALL else "jpeg"
     content = io.BytesIO()
@@ -285,7 +285,7 @@ def data_address(image: Tensor) -> str:
 
 
 def _cells(relative: np.ndarray, reach: float) -> list[list[tuple[str, str]]]:
-    """Text and color of each cell of the map; last in each row, and in the last row, the marginals."""
+    """Text and color of each cell of the map; the last column and the last row are the marginals."""
     whole = np.block([[relative, relative.mean(1, keepdims=True)], [relative.mean(0, keepdims=True), np.ones((1, 1))]])
     colors = tint(whole, reach)
     return [

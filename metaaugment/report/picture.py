@@ -1,4 +1,4 @@
-"""A picture with the words that stand for it, for a page in light or dark colors and for files."""
+"""A picture and its description in words, for a page in light or dark colors and for files."""
 
 import io
 import re
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from metaaugment.sealed import write_atomically
 
-# Drawn for white paper. On a page the three neutral colors become those of the page, by their names in page.html; the
-# others can be told from white and from black, and from each other by the color-blind.
+# Drawn for white paper. On a page the three neutral colors become the page's own, by their names in page.html; the
+# others stand out from white and from black, and can be told apart by the color-blind.
 INK, FAINT, PAPER = "#1c2024", "#d5d9dd", "#fefefe"
 ON_PAGE = {INK: "var(--ink)", FAINT: "var(--line)", PAPER: "var(--paper)"}
 COLORS = ("#2f7fc1", "#d9772b", "#2f9a76", "#b65fa5", "#8a7a1f", "#c7505a", "#7768c8", "#7c858d")
-ABOVE, BELOW = (200, 70, 60), (40, 110, 190)  # a mean weight, or the uniform probability
+ABOVE, BELOW = (200, 70, 60), (40, 110, 190)  # the mean weight, or the uniform probability
 
 STYLE = {
     "font.size": 9,
@@ -49,7 +49,7 @@ STYLE = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "lines.linewidth": 1.6,
-    "text.parse_math": False,  # names of classes are no formulas
+    "text.parse_math": False,  # class names are not formulas
     "svg.fonttype": "none",
 }
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -57,16 +57,16 @@ NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A figure, with all that it says in words: for those who do not see it, and to be searched."""
+    """A figure, and all that it shows in words: for readers who cannot see it, and for text search."""
 
     name: str  # of its file
     title: str
-    reading: str  # how it is read, in a sentence
+    reading: str  # how to read it, in a sentence
     words: str  # what it shows
     figure: Figure
 
     def svg(self, page: str) -> str:
-        """To stand in a page, where `page` tells it from others; without a color of its own for text and lines."""
+        """SVG to embed in a page; `page` keeps its ids unique, and text and lines take the page's colors."""
         content = io.StringIO()
         with drawing({"svg.hashsalt": f"{page}-{self.name}"}):
             self.figure.savefig(content, format="svg", transparent=True, metadata=NO_METADATA)
@@ -103,7 +103,7 @@ R = TypeVar("R")
 
 
 def drawn(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that draws, in the style of the report."""
+    """Decorator of a function that draws in the style of the report."""
 
     @wraps(function)
     def draw(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -114,13 +114,13 @@ def drawn(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def show(axes: Axes, image: UInt8[Tensor, "c h w"]) -> None:
-    """Grey or in colors, pixel by pixel."""
+    """Draw a grey or color image, pixel by pixel."""
     axes.imshow(image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy(), interpolation="nearest")
     axes.set(xticks=[], yticks=[])
 
 
 def tint(relative: np.ndarray, reach: float) -> np.ndarray:
-    """Colors [..., 4] in 0..1 for multiples of 1: red above, blue below, clear at 1, so that any paper will do."""
+    """Colors [..., 4] in 0..1 for multiples of 1: red above, blue below, transparent at 1, for any background."""
     strength = np.clip(np.abs(relative - 1) / reach, 0, 1)
     color = np.where((relative > 1)[..., None], ABOVE, BELOW) / 255
     return np.concatenate([color, 0.92 * strength[..., None]], -1)

@@ -11,7 +11,7 @@ from metaaugment.baselines.schedule import COUNTS, Schedule
 from metaaugment.baselines.sub_policies import SubPolicies
 from metaaugment.ops import INDEX, find_space
 
-# How the argument of a function is said.
+# How a function and its argument are put into words.
 SAYINGS = {
     "Rotate": "rotate by {:.4g} degrees",
     "Posterize": "keep {:.0f} bits of each color",
@@ -60,6 +60,6 @@ def _phrase(policy: FoundPolicy, function: Function, size: int) -> str:
         level = (space := find_space(policy.space)).levels[function.name]
         index, m = torch.tensor(INDEX[function.name]), torch.tensor(policy.magnitude(function), dtype=torch.float64)
         argument = float(space.arguments(index, m, torch.tensor(1), size, size))
-        # Of what a coin gives its sign, the size alone can be said.
+        # Where a coin decides the sign, only the absolute value can be given.
         saying = saying.replace("{", "± {").format(abs(argument)) if level.signed else saying.format(argument)
     return f"{saying} ({100 * function.probability:.3g} %)"

@@ -9,11 +9,11 @@ from metaaugment.ops import INDEX, MAX_MAGNITUDE, OPS, PAPER_OPS
 from metaaugment.report.seen import Seen
 
 BINS = 5  # of magnitudes
-ENOUGH = 8  # samples of a class under a function behind a mean that is shown
-FEWEST = 4  # samples of a class under any function; their mean is held against the deviation of all
+ENOUGH = 8  # fewest samples of a class under a function for their mean to be shown
+FEWEST = 4  # the same under any function: fewer suffice, as the error comes from the deviation of all samples
 MOST_CLASSES = 20
-ERRORS, CHANCE = 2, 0.0455  # standard errors that a class is to differ by, and the share of classes that do by chance
-NAMED = 3  # of the highest, and of the lowest
+ERRORS, CHANCE = 2, 0.0455  # standard errors by which a class must differ, and the share of classes that do by chance
+NAMED = 3  # so many of the highest, and of the lowest
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ def uses(seen: Seen, function: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def by_function(seen: Seen) -> dict[int, Mean]:
-    """The mean weight of samples that got each function, of those that were drawn."""
+    """The mean weight of the samples that got each function; functions never drawn are left out."""
     means = {function: Mean.of(uses(seen, function)[0]) for function in range(len(OPS))}
     return {function: mean for function, mean in means.items() if mean.count}
 
 
 def by_magnitude(seen: Seen, function: int) -> list[Mean]:
-    """The mean weight in each fifth of the magnitudes; of a function without one, over all samples."""
+    """The mean weight in each fifth of the magnitudes; for a function without magnitude, over all samples."""
     weights, magnitudes, _ = uses(seen, function)
     if not OPS[function].magnitude:
         return [Mean.of(weights)]
@@ -65,15 +65,15 @@ def by_magnitude(seen: Seen, function: int) -> list[Mean]:
 
 @dataclass(frozen=True, eq=False)
 class ByClass:
-    """Mean weights of classes, those of the highest first, and which classes are left out."""
+    """Mean weights of classes, the highest first, and which classes are left out."""
 
     labels: list[int]
     means: list[Mean]  # under any function, as multiples of what all classes get
-    functions: list[int]  # those with enough samples of one of the classes
-    relative: np.ndarray  # [labels, functions], multiples of what a function gets; NaN behind too few samples
+    functions: list[int]  # those with enough samples of at least one of the classes
+    relative: np.ndarray  # [labels, functions], multiples of a function's mean weight; NaN for too few samples
     total: int  # classes of the data
     known: int  # with enough samples for a mean
-    differ: int  # of these, from all classes by more than chance; `known` where all are shown
+    differ: int  # of these, those that differ by more than chance; `known` if all are shown
 
     def left_out(self) -> str:
         """Which classes are not shown, and why; nothing where all are."""
@@ -92,15 +92,15 @@ class ByClass:
 
 
 def by_class(seen: Seen) -> ByClass:
-    """Of all classes, or where these are many, of those that differ most from all, beyond chance."""
+    """Mean weights of all classes or, if there are many, of those that differ most from the mean, beyond chance."""
     recent = seen.recent()
     weights = seen.weight[recent]
     labels, rows, counts = np.unique(seen.label[recent], return_inverse=True, return_counts=True)
     mean = np.bincount(rows, weights) / counts / weights.mean()
-    error = weights.std() / weights.mean() / np.sqrt(counts)  # of as many samples of any class
+    error = weights.std() / weights.mean() / np.sqrt(counts)  # that of as many samples of any class
     known = np.flatnonzero(counts >= FEWEST)
     many = len(known) > MOST_CLASSES
-    # Equal weights differ by rounding alone, and have no error to hold that against.
+    # Equal weights differ by rounding alone, and their standard error is as small.
     differ = known[np.abs(mean - 1)[known] > np.maximum(ERRORS * error[known], 1e-6)] if many else known
     most = np.argsort(-np.abs(mean - 1)[differ] * np.sqrt(counts[differ]), kind="stable")[:MOST_CLASSES]
     shown = differ[most][np.argsort(-mean[differ[most]], kind="stable")]

@@ -23,7 +23,7 @@ from metaaugment.training.log import FIGURES, LOG, Row
 from metaaugment.training.look import QUANTILES
 from metaaugment.training.progress import number_of
 
-INNER = re.compile(r"fold-\d+|trial-\d+|training|children")  # folders of a search that it trains in, which are no runs
+INNER = re.compile(r"fold-\d+|trial-\d+|training|children")  # folders that a search trains in, which are no runs
 T = TypeVar("T")
 
 
@@ -53,11 +53,11 @@ class Run:
 
     @property
     def planned(self) -> int | None:
-        """Epochs that it is to have."""
+        """The number of epochs it is meant to have."""
         return self.count("epochs")
 
     def count(self, key: str) -> int | None:
-        """A whole number of the recipe, where it is one."""
+        """A field of the recipe, if it is a whole number."""
         value = self.recipe.get(key)
         return value if is_count(value) else None
 
@@ -89,7 +89,7 @@ class Run:
         return np.array([row["epoch"] for row in self.rows], dtype=int)
 
     def values(self, key: str) -> np.ndarray:
-        """A figure of the log by epoch; NaN where it is none."""
+        """A quantity of the log by epoch; NaN where it is not a number."""
         return np.array([value if is_number(value := row.get(key)) else math.nan for row in self.rows], dtype=float)
 
     @cached_property
@@ -112,7 +112,7 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 def _array(value: object, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Numbers of a shape that can be probabilities or weights, or none."""
+    """The value as an array, if it has this shape and can be probabilities or weights."""
     try:
         array = np.array(value)
     except ValueError:  # rows of different lengths
@@ -124,7 +124,7 @@ def _array(value: object, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def find(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs in folders or below them, each once, and what is to be said of folders that hold none."""
+    """The runs in these folders or below them, each once, and a sentence about each folder that holds none."""
     folders: dict[Path, Path] = {}
     empty = []
     for path in paths:
@@ -153,7 +153,7 @@ def run_folders(path: Path) -> list[Path]:
 
 
 def read(folder: Path) -> Run:
-    """A run as far as it can be read; nothing that its folder may hold is an error."""
+    """A run as far as it can be read; nothing in its folder, whatever it holds, is an error."""
     missing: list[str] = []
     recipe = _held(folder / RECIPE, read_json, missing, f"there is no {RECIPE}")
     rows = _rows(folder / LOG, missing)
@@ -181,7 +181,7 @@ def read(folder: Path) -> Run:
 
 
 def _completed(recipe: dict[str, Any]) -> dict[str, Any]:
-    """With the values of fields that came after the run was made; as it is where it is a recipe of another version."""
+    """The recipe with defaults for fields that are newer than the run; unchanged if it is of another version."""
     try:
         return Recipe.from_json(recipe).to_json()
     except ValueError:
@@ -189,7 +189,7 @@ def _completed(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _held(file: Path, read: Callable[[Path], T], missing: list[str], absent: str | None = None) -> T | None:
-    """What a file holds, if it can be read; `absent` is what is to be said where there is none."""
+    """What a file holds, if it can be read; `absent` is what to say if there is no file."""
     try:
         return read(file)
     except FileNotFoundError:
@@ -200,7 +200,7 @@ def _held(file: Path, read: Callable[[Path], T], missing: list[str], absent: str
 
 
 def _rows(file: Path, missing: list[str]) -> list[Row]:
-    """One row per epoch, in order; of an epoch that is there twice, the later row."""
+    """One row per epoch, in order; if an epoch occurs twice, the later row."""
     try:
         lines = file.read_text(errors="replace").splitlines()
     except FileNotFoundError:
@@ -244,7 +244,7 @@ def _is(numbers: Sequence[int]) -> str:
 
 
 def _reason(file: Path, error: Exception) -> str:
-    """Without the folder, which is named already."""
+    """Why a file cannot be read, without the folder, which is named already."""
     if isinstance(error, OSError):
         return f"{file.name} cannot be read: {error.strerror or error}"
     return printable(str(error).replace(str(file), file.name))

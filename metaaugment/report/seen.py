@@ -13,13 +13,13 @@ from metaaugment import sealed
 from metaaugment.ops import find_space
 from metaaugment.transformation import Transformation
 
-# Of the epochs that were looked at: earlier samples were weighed by a policy that is another one by now.
+# Share of the epochs seen that counts as recent: earlier samples were weighted by a policy that has changed since.
 RECENT = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Samples that are shown: their places among the samples, augmented, as they were, and most alike of others."""
+    """Samples to show: their places among all samples, augmented, as they were, and the images most like them."""
 
     sample: list[int]
     images: Tensor  # uint8 [m, c, h, w]
@@ -31,7 +31,7 @@ class Pictures:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Augmented samples, each with the weight that the policy gave it; 1 is a mean weight."""
+    """Augmented samples, each with the weight that the policy gave it; 1 is the mean weight."""
 
     epoch: int
     space: str
@@ -45,7 +45,7 @@ class Seen:
     pictures: Pictures
 
     def recent(self) -> np.ndarray:
-        """Which samples are of the later epochs."""
+        """Mask of the samples from the later epochs."""
         first, last = self.epochs.min(), self.epochs.max()
         return self.epochs >= last - RECENT * (last - first)
 
@@ -54,7 +54,7 @@ class Seen:
 
 
 def read(file: Path) -> Seen:
-    """Raises ValueError for anything but a whole file that fits together, OSError where it cannot be read."""
+    """Raises ValueError for a file that is damaged or inconsistent, OSError for one that cannot be read."""
     tree = sealed.load(file, "look")
     try:
         return _seen(tree)
@@ -103,5 +103,5 @@ def _seen(tree: Mapping[str, Any]) -> Seen:
 
 
 def printable(name: object) -> str:
-    """A name that a page can hold, also of a file whose name is no Unicode."""
+    """A name that a page can hold, even that of a file whose name is not valid Unicode."""
     return str(name).encode("utf-8", "replace").decode()

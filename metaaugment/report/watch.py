@@ -1,4 +1,4 @@
-"""A report that follows its runs: written anew when one of them has gone on, until all have a result."""
+"""A report that follows its runs: rewritten whenever one of them has progressed, until all have a result."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from metaaugment.training.folder import DIAGNOSIS, RECIPE, RESULT
 from metaaugment.training.interruption import Interrupted, Interruption
 
 LOOK_EVERY = 0.5  # seconds
-REFRESH = 5  # seconds after which the page loads itself anew
+REFRESH = 5  # seconds after which the page reloads itself
 
 
 def watch(paths: Sequence[Path], write: Callable[[Report, int | None], None]) -> None:
-    """Hand each state of the runs to `write`, with the seconds to the next look, or none with the last one.
+    """Pass each state of the runs to `write`, with the seconds after which the page reloads, or None with the last.
 
     Raises `Interrupted` after a signal.
     """
@@ -35,7 +35,7 @@ def watch(paths: Sequence[Path], write: Callable[[Report, int | None], None]) ->
 
 
 def state(paths: Sequence[Path]) -> dict[Path, tuple[int, int]]:
-    """Of all that the page is made from: what changes when a run goes on."""
+    """Time and size of each file that the page is made from, which change as a run progresses."""
     found = {}
     for folder in (folder for path in paths for folder in run_folders(path)):
         for name in (RECIPE, LOG, LOOK, DIAGNOSIS, RESULT):

@@ -27,11 +27,11 @@ from metaaugment.policy import UniformPolicy
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.seeds import CHILD, CONTROLLER, DECISIONS, derived_seed
 
-BEST = 5  # children whose sub-policies make up the policy that is found
-DECAY = 0.95  # of the mean of rewards that a reward is held against
+BEST = 5  # children whose sub-policies make up the final policy
+DECAY = 0.95  # of the moving average of rewards that serves as the baseline
 
-# Images of each class that a child is trained on: AutoAugment's 4,000 of CIFAR, and 50 of each of ImageNet's classes,
-# of which it took 120. Data sets that are not here are taken whole.
+# Training images per class for a child: AutoAugment's 4,000 in all for CIFAR; 50 for ImageNet, of whose classes
+# AutoAugment took 120 and we take all. Data sets not listed are used whole.
 REDUCED = {"cifar10": 400, "cifar100": 40, "imagenet": 50, "digits": 20}
 EPOCHS = 30
 
@@ -56,7 +56,7 @@ class Settings:
 
 
 def trial(recipe: Recipe) -> Recipe:
-    """Of a child: at most 30 epochs, on the part of the data that AutoAugment searched on."""
+    """The recipe of a child: at most 30 epochs, on as much of the data as AutoAugment searched on."""
     epochs = min(recipe.epochs, EPOCHS)
     return replace(
         recipe,
@@ -68,9 +68,9 @@ def trial(recipe: Recipe) -> Recipe:
 
 
 def find(lab: Laboratory, settings: Settings) -> SubPolicies:
-    """Train the children that are still missing, and join the best ones' sub-policies.
+    """Train the children that are still missing, and join the sub-policies of the best ones.
 
-    The controller's state is a function of the finished trials alone: a search that goes on makes its steps again.
+    The controller's state is a function of the finished trials alone: a resumed search replays its steps.
     """
     search = _Search(lab.recipe.seed, settings.controller_lr)
     children = lab.folder / "children"
@@ -92,7 +92,7 @@ def find(lab: Laboratory, settings: Settings) -> SubPolicies:
 
 
 class _Search:
-    """The controller, and what it has learned of its proposals."""
+    """The controller, and what it has learned from the rewards of its proposals."""
 
     def __init__(self, seed: int, rate: float) -> None:
         self.seed = seed
@@ -113,7 +113,7 @@ class _Search:
 
 
 def policy(decisions: Sequence[Sequence[int]]) -> SubPolicies:
-    """The sub-policies of one sequence of decisions after the other."""
+    """The policy that joins the sub-policies of all sequences of decisions, in order."""
     functions = [_function(*one[place : place + 3]) for one in decisions for place in range(0, len(one), 3)]
     pairs = tuple(zip(functions[::2], functions[1::2], strict=True))
     return SubPolicies("autoaugment", "metaaugment search autoaugment", "autoaugment", MAX_LEVEL, pairs)
@@ -124,7 +124,7 @@ def _function(function: int, probability: int, level: int) -> Function:
 
 
 def _train(lab: Laboratory, number: int, found: SubPolicies, folder: Path) -> tuple[float, float]:
-    """Validation accuracy after the last epoch of a child, and what it cost in seconds."""
+    """Train a child; returns its validation accuracy after the last epoch, and its cost in seconds."""
 
     def learner(experiment: Experiment) -> tuple[Learner, None]:
         return experiment.learner(SubPolicySampler(found), UniformPolicy(), space=found.space), None
@@ -132,13 +132,13 @@ def _train(lab: Laboratory, number: int, found: SubPolicies, folder: Path) -> tu
     started = time.perf_counter()
     experiment = lab.experiment(seed=derived_seed(lab.recipe.seed, CHILD, number))
     trainer = lab.trainer(experiment, folder, learner)
-    before = trainer.seconds + sum(row["seconds"] for row in trainer.log.rows)  # of a process that was stopped
+    before = trainer.seconds + sum(row["seconds"] for row in trainer.log.rows)  # spent before an interruption
     trainer.run()
     return trainer.log.rows[-1]["val_accuracy"], before + time.perf_counter() - started
 
 
 def _remove_all_but(folder: Path, name: str) -> None:
-    """What a search that was killed left behind: the network in hand goes on, noted ones are not needed."""
+    """Remove what a killed search left behind; the child under way is kept, finished ones are not needed."""
     for child in folder.iterdir() if folder.exists() else ():
         if child.name != name:
             shutil.rmtree(child)

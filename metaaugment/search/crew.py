@@ -1,4 +1,4 @@
-"""Work shared among processes of this machine: they begin together, and none outlives the search."""
+"""Work shared among processes of this machine: they start together, and none outlives the search."""
 
 import multiprocessing
 import os
@@ -13,10 +13,10 @@ from metaaugment.training.interruption import Interrupted, Interruption
 
 
 def work(target: Callable[..., None], tasks: Sequence[tuple[Any, ...]], meanwhile: Callable[[], None]) -> list[int]:
-    """Call target(*task, interruption) in a process for each task, and wait until they are done or dead.
+    """Call target(*task, interruption) in one process per task, and wait until they are done or dead.
 
-    `meanwhile` is called again and again; what it raises asks all of them to end behind what they do. A mistake of the
-    user's that one of them finds is raised here. Returns the exit statuses of those that were killed.
+    `meanwhile` is called repeatedly; if it raises, all processes are asked to stop after what they are doing. A user's
+    mistake that a process finds is raised here. Returns the exit statuses of processes that were killed.
     """
     context = multiprocessing.get_context("spawn")
     processes, reports = [], []
@@ -46,7 +46,7 @@ def _raise_first(reports: Sequence[Connection]) -> None:
         try:
             if report.poll():
                 raise report.recv()
-        except EOFError:  # it ended without one
+        except EOFError:  # the process ended without a report
             continue
 
 
@@ -54,18 +54,18 @@ def _member(target: Callable[..., None], task: tuple[Any, ...], report: Connecti
     threading.Thread(target=_die_with_the_parent, daemon=True).start()
     try:
         with Interruption() as interruption:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal it reaches all: the parent decides
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: the parent decides
             target(*task, interruption)
     except Interrupted:
         pass
-    except CorruptImage as error:  # which the search puts into words
+    except CorruptImage as error:  # the search itself words this one
         report.send(error)
     except (ValueError, OSError) as error:
         report.send(ValueError(str(error)))
 
 
 def _die_with_the_parent() -> None:
-    """Whoever goes on with the search must be alone in its folder."""
+    """End with the parent: a process that resumes the search must be alone in its folder."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

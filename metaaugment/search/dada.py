@@ -1,4 +1,4 @@
-"""DADA's search (Li et al., ECCV 2020): one training, in which a relaxed policy is learned beside the network."""
+"""DADA's search (Li et al., ECCV 2020): one training run that learns a relaxed policy along with the network."""
 
 import math
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from metaaugment.training.trainer import Trainer, Watcher
 
 SPACE, MAX_LEVEL = "faa", 1
 BETAS = 0.5, 0.999  # of Adam, for the policy
-# How many images of each class DADA searches on: 4,000 of CIFAR; of ImageNet 50 of each of 120 classes, here of all.
+# Images per class that DADA searches on: 4,000 in all for CIFAR; 50 for ImageNet, of 120 classes there and of all here.
 PER_CLASS = {"cifar10": 400, "cifar100": 40, "imagenet": 50}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Search as DADA does: in one training, by the gradient of the validation loss.
+    """Search as DADA does: in a single training run, by the gradient of the validation loss.
 
     A trial is an epoch; --epochs sets how many there are, and --policy-lr the policy's learning rate.
     """
@@ -33,7 +33,7 @@ class Settings:
     temperature: float = 0.5
     """Temperature of the relaxed choices that the control variates see; lower is sharper."""
     sub_policies: int = 25
-    """Sub-policies of the final policy: the likeliest of the 105 pairs of functions."""
+    """Sub-policies in the final policy: the likeliest of the 105 pairs of functions."""
 
     def check(self) -> None:
         most = math.comb(len(FUNCTIONS), 2)
@@ -42,9 +42,9 @@ class Settings:
 
 
 def trial(recipe: Recipe) -> Recipe:
-    """The training in which DADA searches: 20 epochs on few images, and Adam at 5e-3 for the policy on each step.
+    """The recipe of the search: 20 epochs on few images, with Adam at 5e-3 updating the policy on every step.
 
-    On CIFAR with WRN-40-2 at 0.1, as it was published; on other data with the network and the rate of the recipe.
+    On CIFAR it has WRN-40-2 and a learning rate of 0.1, as published; on other data the recipe's own network and rate.
     """
     recipe = replace(
         recipe, method="dada", epochs=20, warmup_epochs=0, copies=1, clip=5.0, per_class=PER_CLASS.get(recipe.dataset),
@@ -56,15 +56,15 @@ def trial(recipe: Recipe) -> Recipe:
 
 
 def work(rows: Sequence[Row]) -> str:
-    """What rows are: the epochs of the one training."""
+    """What the rows are, in words: epochs of the one training run."""
     return f"{number_of('epoch', len(rows))} of one training"
 
 
 def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
-    """Train to the end, with a note of each epoch; a training that was stopped goes on from its checkpoint."""
+    """Train to the end, noting each epoch as a trial; an interrupted training resumes from its checkpoint."""
     if lab.recipe.policy_optimizer != "adam":
         raise ValueError(f"--policy-optimizer is {lab.recipe.policy_optimizer!r}; this search learns by adam only")
-    # A captured step has two passes of the same draws; this one needs a third, for a difference in both directions.
+    # A captured step makes two passes with the same draws; this search needs a third, for its central difference.
     lab = replace(lab, place=replace(lab.place, capture=False))
     trainer = lab.trainer(lab.experiment(), lab.folder / "training", lambda experiment: relaxed(experiment, settings))
     trainer.watchers = [Notes(lab)]
@@ -75,7 +75,7 @@ def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
 
 
 def relaxed(experiment: Experiment, settings: Settings) -> tuple[RelaxedLearner, Optimizer]:
-    """The learner of an experiment, with a relaxed policy, and what this is learned by."""
+    """The learner of an experiment, with a relaxed policy, and the optimizer of that policy."""
     recipe = experiment.recipe
     policy = RelaxedPolicy(temperature=settings.temperature).to(experiment.device)
     learner = RelaxedLearner(experiment.network, policy, alpha=recipe.lr, **experiment.handling(SPACE))
@@ -90,13 +90,13 @@ def policy_of(trainer: Trainer) -> RelaxedPolicy:
 
 
 class Notes(Watcher):
-    """Remembers each epoch as a trial of the search, once, and says every tenth or so how far it is."""
+    """Notes each epoch once, as a trial of the search, and reports progress after about each tenth."""
 
     def __init__(self, lab: Laboratory) -> None:
         self.lab = lab
 
     def began(self, trainer: Trainer) -> None:
-        """An epoch that a killed search finished without a note is noted from the training's own log."""
+        """Note, from the training's own log, epochs that a killed search finished but did not note."""
         for row in trainer.log.rows:
             self._note(row)
 

@@ -2,20 +2,20 @@
 
 Each of K folds splits the training images, class by class, into D_M and D_A. A network θ is trained on D_M without
 augmentation; then TPE looks for policies T that keep D_A where θ expects it: those that minimize L(θ | T(D_A)), the
-mean cross-entropy over held-out images under transformations of T. No network is trained a trial. The sub-policies of
-the best policies of all folds are the policy found.
+mean cross-entropy over held-out images under transformations of T. Trials train no network. The policy found joins the
+sub-policies of the best policies of all folds.
 
-As in the released code a fold is one of five stratified shuffles that hold 40 % out, a policy is five sub-policies of
-two functions, TPE is HyperOpt's (20 random trials first, each number on its own), and of sub-policies with the same
-functions in one policy the first is kept. Each image draws five times, and the least of the five losses counts: by the
-equation itself, one draw, the best policies do next to nothing. (The code has this loss and the accuracy of the best of
-the five, and ranks by the accuracy, which is coarse on few images.) As in this paper's Omniglot experiment, which used
-that code, all training images and the task network are used, and the 14 functions of MetaAugment; levels are Fast
-AutoAugment's own, in [0, 1].
+As in the released code, a fold is one of five stratified shuffles that hold out 40 %, a policy is five sub-policies of
+two functions, TPE works as in HyperOpt (20 random trials first, each number modelled on its own), and of sub-policies
+with the same functions in one policy the first is kept. Each image is drawn five times, and the smallest of its five
+losses counts: with one draw, as in the equation itself, the best policies do next to nothing. (The code computes this
+loss and the accuracy of the best of the five, and ranks by the accuracy, which is coarse on few images.) As in this
+paper's Omniglot experiment, which used that code, the search uses all training images, the task network and the 14
+functions of MetaAugment; levels are Fast AutoAugment's own, in [0, 1].
 
-Flip, crop and Cutout of the recipe are no part of T, and D_A is judged without them: θ has been trained with flip and
-crop, so that they would add noise to all policies alike, and Cutout comes behind the policy when it is trained with.
-A policy that does nothing therefore scores what the plain images score.
+The recipe's flip, crop and Cutout are not part of T, and D_A is judged without them: θ has been trained with flip and
+crop, so they would only add noise to all policies alike, and Cutout comes after the policy when a network is trained
+under it. A policy that does nothing therefore scores what the plain images score.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import BaseTrial, FrozenTrial
 
-# Of the trials of a study; HyperOpt's number.
+# The first trials of a study; HyperOpt's number.
 RANDOM_TRIALS = 20
 # The objective of a policy under which the loss is not finite.
 WORST = -1e9
@@ -73,7 +73,7 @@ class Settings:
     """Search for a policy as Fast AutoAugment does: by how well plainly trained networks recognise augmented images."""
 
     folds: int = 5
-    """Splits of the training images, each with a network and a study of its own."""
+    """Splits of the training images, each with its own network and its own trials."""
     held_out: float = 0.4
     """Share of the training images on which a fold evaluates policies; its network is trained on the others."""
     trials: int = 200
@@ -81,13 +81,13 @@ class Settings:
     sub_policies: int = 5
     """Sub-policies per policy, each of two functions."""
     draws: int = 5
-    """Augmented copies per held-out image, the best of which counts: 5 in the released code, 1 in the equation."""
+    """Augmented copies per held-out image, of which the best counts; 5 in the released code, 1 in the equation."""
     best: int = 10
     """Policies per fold whose sub-policies make up the final policy."""
     processes: int = 1
-    """Processes that share the trials, spread over the GPUs; only a single one is reproducible."""
+    """Processes that share the trials, spread over the GPUs; only a search by one process is reproducible."""
     storage: str | None = None
-    """SQLAlchemy URL of a database through which several machines share the trials; by default a file."""
+    """SQLAlchemy URL of a database through which several machines share the trials; by default a local file."""
 
     def check(self) -> None:
         for name in ("folds", "trials", "sub_policies", "draws", "best", "processes"):
@@ -97,18 +97,18 @@ class Settings:
 
 
 def trial(recipe: Recipe) -> Recipe:
-    """For the networks of the folds: the recipe's own training, of 200 epochs at most as in the released code."""
+    """The recipe of the folds' networks: the given one, with at most 200 epochs as in the released code."""
     return replace(recipe, epochs=min(recipe.epochs, 200), copies=1)
 
 
 def work(rows: Sequence[Row]) -> str:
-    """What rows are: the trainings of the folds' networks, and the policies that were tried on them."""
+    """What the rows are, in words: trainings of the folds' networks, and policies that were tried on them."""
     trained = len(rows) - len(_tried(rows))
     return f"{number_of('trial', len(rows) - trained)} and {number_of('training', trained)} of a network"
 
 
 def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
-    """Continue until each fold has its trials; of one process and one seed always the same policy, stopped or not."""
+    """Search until each fold has its trials; one process and one seed find the same policy, interrupted or not."""
     _check(lab, settings)
     key = _key(lab, settings)
     studies = _studies(lab.folder, settings, key)
@@ -130,7 +130,7 @@ def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
 
 
 def _check(lab: Laboratory, settings: Settings) -> None:
-    """Refuse what cannot be trained or continued before anything is begun."""
+    """Refuse, before anything is begun, what cannot be trained or continued."""
     trained, _ = divide(lab.data.train.labels, settings.held_out, 0)
     if len(trained) < lab.recipe.batch:
         raise ValueError(
@@ -164,7 +164,7 @@ def _found(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> S
 
 
 def divide(labels: Int64[Tensor, " n"], held_out: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of D_M and D_A: disjoint, together all, each with every class in proportion."""
+    """Indices of D_M and D_A, which are disjoint and cover all images, each with the classes in proportion."""
     sizes = labels.bincount().tolist()
     judged, trained = split(labels, seed % 2**32, apportion(round(held_out * len(labels)), sizes))
     if len(judged) == 0:
@@ -176,7 +176,7 @@ def divide(labels: Int64[Tensor, " n"], held_out: float, seed: int) -> tuple[Ten
 class Fold:
     """A network and the images that it judges policies by.
 
-    `data`: its training images are D_M, its validation images D_A. `precision` makes the context of passes.
+    `data`: its training images are D_M, its validation images D_A. `precision` makes the context that passes run in.
     """
 
     number: int
@@ -190,7 +190,10 @@ class Fold:
 
     @torch.no_grad()
     def objective(self, policy: SubPolicies | None = None, seed: int = 0, draws: int = 1) -> float:
-        """−L(θ | T(D_A)), of each image the least of so many draws; more is better. That of plain images without T."""
+        """−L(θ | T(D_A)), to be maximized; the loss of an image is the least of its draws.
+
+        Without a policy, images are plain.
+        """
         generator = torch.Generator(self.device).manual_seed(seed)
         total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
         with evaluating(self.network), self.precision():
@@ -204,7 +207,7 @@ class Fold:
     def _augmented(
         self, images: Tensor, policy: SubPolicies, draws: int, generator: torch.Generator
     ) -> Iterator[Tensor]:
-        """T(D_A), again and again: each image under a transformation of its own."""
+        """T(D_A), drawn `draws` times, each image under its own transformation."""
         sampler = SubPolicySampler(policy)
         for _ in range(draws):
             yield apply(images, sampler.sample(len(images), generator), policy.space, self.data.fill)
@@ -214,14 +217,14 @@ class Fold:
 
 
 def train(lab: Laboratory, settings: Settings, number: int) -> Fold:
-    """θ of a fold, trained on D_M without augmentation, or read where it is trained already.
+    """θ of a fold, trained on D_M without augmentation, or loaded if it is trained already.
 
-    Its row is number 0 of the fold: the cost of the training, and the objective without a policy.
+    Its row, number 0 of the fold, has the cost of the training and the objective without a policy.
     """
     seed = derived_seed(lab.recipe.seed, FOLD, number)
     trained, judged = divide(lab.data.train.labels, settings.held_out, seed)
     data = replace(lab.data, train=lab.data.train.take(trained), val=lab.data.train.take(judged))
-    # Whoever comes second waits, and reads what was trained.
+    # A second process waits here, and then loads what the first one trained.
     with FileLock(lab.folder / f"fold-{number}.lock"):
         lab.stop_if_asked()
         experiment = lab.experiment(data, method="baseline", policy=None)
@@ -250,7 +253,7 @@ def train(lab: Laboratory, settings: Settings, number: int) -> Fold:
 def search(
     lab: Laboratory, settings: Settings, fold: Fold, study: "Study", look: Callable[[], None] = lambda: None
 ) -> None:
-    """Try policies until none of the fold's trials is left to begin."""
+    """Try policies until no trial of the fold is left to start."""
     from optuna.samplers import TPESampler
     from optuna.trial import TrialState
 
@@ -261,7 +264,7 @@ def search(
             return
         began = time.perf_counter()
         place, seed = trial.user_attrs["place"], lab.recipe.seed
-        # A sampler of its own for each trial: what it proposes depends on the place and on the trials before only.
+        # A new sampler for each trial: what it proposes depends only on the trial's place and on the trials before it.
         study.sampler = TPESampler(
             n_startup_trials=RANDOM_TRIALS,
             multivariate=False,
@@ -270,7 +273,7 @@ def search(
         policy = propose(trial, settings.sub_policies)
         objective = fold.objective(policy, derived_seed(seed, TRIAL, fold.number, place), settings.draws)
         trial.set_user_attr("seconds", time.perf_counter() - began)
-        # Another machine may have given it up meanwhile, and then it does not count.
+        # Another machine may have given this trial up meanwhile; then it does not count.
         told = study.tell(trial, objective if math.isfinite(objective) else WORST, skip_if_finished=True)
         if told.state == TrialState.COMPLETE:
             lab.note(_row_of(settings, fold.number, told))
@@ -278,7 +281,7 @@ def search(
 
 
 def propose(trial: "BaseTrial", sub_policies: int) -> SubPolicies:
-    """The policy of a trial: drawn by the study's sampler, or read back where the trial is finished."""
+    """The policy of a trial: drawn by the study's sampler, or read back if the trial is finished."""
     names = [op.name for op in PAPER_OPS]
 
     def function(place: str) -> Function:
@@ -312,7 +315,7 @@ def _noted(lab: Laboratory) -> set[tuple[int, int]]:
 
 
 def _note_missing(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> None:
-    """Of processes that were killed before they could, and of other machines."""
+    """Note finished trials of other machines, and of processes that were killed before they could note them."""
     noted = _noted(lab)
     for fold, study in enumerate(studies):
         for place, trial in finished(study).items():
@@ -321,14 +324,14 @@ def _note_missing(lab: Laboratory, settings: Settings, studies: "Sequence[Study]
 
 
 class _Progress:
-    """Says how far the search is, by the rows that there are: for each network, and each tenth of the trials."""
+    """Reports progress from the rows noted so far: each trained network, and each tenth of the trials."""
 
     def __init__(self, lab: Laboratory, settings: Settings) -> None:
         self.lab, self.settings, self.total = lab, settings, settings.folds * settings.trials
         self.seen = len(lab.trials())
 
     def introduce(self, studies: "Sequence[Study]") -> None:
-        """What is to be trained before there are trials, where that is not done already."""
+        """Say which networks are still to be trained before their trials, if any."""
         noted, recipe = _noted(self.lab), self.lab.recipe
         unfinished = [fold for fold, study in enumerate(studies) if len(finished(study)) < self.settings.trials]
         missing = sum((fold, 0) not in noted for fold in unfinished)
@@ -354,7 +357,7 @@ class _Progress:
 
 
 class _Epochs(Watcher):
-    """Says how far the network of a fold is, for each tenth of the epochs."""
+    """Reports the progress of a fold's network after each tenth of its epochs."""
 
     def __init__(self, lab: Laboratory, fold: int) -> None:
         self.lab, self.fold = lab, fold
@@ -368,7 +371,7 @@ class _Epochs(Watcher):
 
 
 def _tried(rows: Sequence[Row]) -> list[Row]:
-    """Those of trials; the others are of networks."""
+    """The rows of trials; the others are of networks."""
     return [row for row in rows if row["number"] > 0]
 
 
@@ -380,9 +383,9 @@ def _folds_of(rows: Sequence[Row]) -> list[int]:
 
 
 def _key(lab: Laboratory, settings: Settings) -> str:
-    """What tells searches apart in one database: all that decides the outcome of a trial.
+    """What tells searches in one database apart: everything that decides the outcome of a trial.
 
-    Of the recipe as it was written down when the search began: another version may have other fields.
+    The recipe is the one recorded when the search began: another version of the program may have other fields.
     """
     record = lab.folder / SEARCH
     recipe = read_json(record)["recipe"] if record.exists() else lab.recipe.to_json()
@@ -402,7 +405,7 @@ def _studies(folder: Path, settings: Settings, key: str) -> "list[Study]":
 def _work(
     lab: Laboratory, settings: Settings, studies: "Sequence[Study]", first: int, look: Callable[[], None]
 ) -> None:
-    """Train and search all folds that are not finished, beginning with the first; others may do so at once."""
+    """Train and search all unfinished folds, beginning with `first`; other processes may do the same at once."""
     for fold in (number % settings.folds for number in range(first, first + settings.folds)):
         if len(finished(studies[fold])) < settings.trials:
             trained = train(lab, settings, fold)
@@ -411,7 +414,7 @@ def _work(
 
 
 def _work_together(lab: Laboratory, settings: Settings, key: str, processes: int, look: Callable[[], None]) -> None:
-    """By so many processes, which begin with different folds and then help each other, until they are done or dead."""
+    """Work in several processes, which begin with different folds and then help each other, until done or dead."""
     before = len(lab.trials())
 
     def meanwhile() -> None:
@@ -443,9 +446,9 @@ def _share(
 
 
 def _await_others(lab: Laboratory, studies: "Sequence[Study]") -> None:
-    """Until other machines have finished their trials, or nothing has happened for so long that they must be dead.
+    """Wait until other machines have finished their trials, or have been silent for so long that they must be dead.
 
-    By our own clock: theirs may show another time.
+    Measured by our own clock: theirs may show another time.
     """
     changed, before = time.monotonic(), -1
     while still := [(study, trial) for study in studies for trial in running(study)]:

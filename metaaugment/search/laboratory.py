@@ -1,4 +1,4 @@
-"""What all trials of a search share: the recipe, the data, a folder that remembers, and one way to train a network."""
+"""What all trials of a search share: the recipe, the data, a folder of records, and one way to train a network."""
 
 import json
 import os
@@ -31,7 +31,7 @@ MakeLearner = Callable[[Experiment], tuple[Learner, Optimizer | None]]
 
 @dataclass(frozen=True)
 class Laboratory:
-    """Where trials are made. `recipe` is that of a trial: its `epochs`, `per_class` and `seed` are the search's."""
+    """Where trials run. `recipe` is that of a trial, with the `epochs`, `per_class` and `seed` of the search."""
 
     recipe: Recipe
     place: Place
@@ -45,16 +45,16 @@ class Laboratory:
         return torch.device(choose_device(self.place.device))
 
     def experiment(self, data: DataSet | None = None, **changes: Any) -> Experiment:
-        """A fresh network on these data (the search's own if not given), with some fields of the recipe changed."""
+        """A new network on these data (by default the search's own), with some fields of the recipe changed."""
         return assemble(replace(self.recipe, **changes), data or self.data, self.device, Console(quiet=True))
 
     def trainer(
         self, experiment: Experiment, folder: Path, learner: MakeLearner | None = None, until: int | None = None
     ) -> Trainer:
-        """The trainer of a trial, which goes on from the folder's checkpoint where there is one.
+        """The trainer of a trial, resumed from the folder's checkpoint if there is one.
 
-        `learner` makes the trial's learner, instead of the recipe's method. `until`: the epoch to stop after, where
-        that is not the last one that the learning rate is laid out for.
+        `learner` makes the trial's learner in place of the recipe's method. `until` is the epoch to stop after, if that
+        is earlier than the last epoch of the learning rate schedule.
         """
         phases = experiment.phases()
         if learner is not None:
@@ -68,7 +68,7 @@ class Laboratory:
         return trainer
 
     def trials(self) -> list[Row]:
-        """Those finished so far. A line that a killed process left half written is no trial, nor is one of no cost."""
+        """The trials finished so far; lines left half written by a killed process, or without a cost, are skipped."""
         file = self.folder / TRIALS
         rows = []
         for line in file.read_text().splitlines() if file.exists() else ():
@@ -82,7 +82,7 @@ class Laboratory:
         return rows
 
     def note(self, row: Row) -> None:
-        """Remember a finished trial: `objective`, `seconds`, and whatever else. Several processes may do so at once."""
+        """Record a finished trial: `objective`, `seconds` and anything else. Several processes may do so at once."""
         file = os.open(self.folder / TRIALS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             torn = os.fstat(file).st_size > 0 and os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"
@@ -92,7 +92,7 @@ class Laboratory:
             os.close(file)
 
     def stop_if_asked(self) -> None:
-        """Between trials: after a signal this ends the search where it can go on."""
+        """Raise `Interrupted` after a signal; called between trials, where the search can be resumed."""
         if self.interruption.signum is not None:
             raise Interrupted(self.interruption.signum)
 
@@ -101,5 +101,5 @@ class Laboratory:
 
 
 def another_tenth(before: int, done: int, total: int) -> bool:
-    """Whether work has come to another tenth of all, which is when it is worth a line."""
+    """Whether the work has passed another tenth of the total, which is worth a line of output."""
     return 10 * done // total > 10 * before // total

@@ -1,4 +1,4 @@
-"""The search of population based augmentation (Ho et al. 2019): a schedule, from one population of networks."""
+"""The search of population based augmentation (Ho et al. 2019): a schedule, found with one population of networks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,23 +14,24 @@ from metaaugment.search.population import RAY_FOLDER, Functions
 from metaaugment.training.log import Row
 from metaaugment.training.progress import number_of
 
-# In its own order, which the schedules that its authors released have too.
+# In PBA's own order, as in the schedules that its authors released.
 PBA_FUNCTIONS = (
     "Rotate", "TranslateX", "TranslateY", "Brightness", "Color", "Invert", "Sharpness", "Posterize", "ShearX",
     "Solarize", "ShearY", "Equalize", "AutoContrast", "Cutout", "Contrast",
 )  # fmt: skip
 PAPER_FUNCTIONS = tuple(op.name for op in PAPER_OPS)
 
-# Training images of each class: 4,000 of CIFAR as its authors had, 3,246 of Omniglot as the paper has.
+# Training images per class: in all 4,000 of CIFAR, as PBA's authors used, and 3,246 of Omniglot, as the paper did.
 PER_CLASS = {"cifar10": 400, "cifar100": 40, "omniglot": 2}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Population based augmentation: networks train side by side, and bad ones continue from good ones.
+    """Population based augmentation: networks train side by side, and the worst continue from the best.
 
-    All start without augmentation. After each interval, networks of the worst quarter are replaced by ones of the best
-    quarter, with their policies, which are then changed. The schedule is what the best network was trained under.
+    All start without augmentation. After each interval, every network of the worst quarter is replaced by a copy of one
+    of the best quarter and takes over its policy, which is then randomly changed. The schedule found is the sequence of
+    policies that the best network was trained under.
     """
 
     trials: int = 16
@@ -42,7 +43,7 @@ class Settings:
     ray_workers: int | None = None
     """Train this many trials at a time, with Ray; by default one after the other, without Ray."""
     address: str | None = None
-    """Address of a Ray cluster, such as HOST:6379; all of its machines must reach the folder of the search."""
+    """Address of a Ray cluster, such as HOST:6379; all of its machines need access to the folder of the search."""
 
     def check(self) -> None:
         refuse("trials", self.trials, self.trials >= 2, "a whole number of at least 2")
@@ -71,9 +72,9 @@ def find(lab: Laboratory, settings: Settings) -> Schedule:
 
 
 def trial(recipe: Recipe) -> Recipe:
-    """As its authors searched on CIFAR, and the paper on Omniglot: few images, WRN-40-2 and 200 epochs.
+    """The recipe of a trial: few images, WRN-40-2 and 200 epochs, as in PBA on CIFAR and in the paper on Omniglot.
 
-    Everything else keeps its own network and epochs.
+    Other data sets keep the recipe's own network and epochs.
     """
     recipe = replace(recipe, method="pba", transfer=False, copies=1)
     if recipe.dataset not in PER_CLASS:
@@ -84,7 +85,7 @@ def trial(recipe: Recipe) -> Recipe:
 
 
 def work(rows: Sequence[Row]) -> str:
-    """What rows are: the intervals that trials were trained through."""
+    """What the rows are, in words: intervals that trials were trained through."""
     return f"{number_of('interval', len(rows))} of {number_of('trial', len({row['trial'] for row in rows}))}"
 
 

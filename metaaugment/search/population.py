@@ -1,4 +1,4 @@
-"""A population of networks that train side by side: bad ones go on from good ones, under changed policies.
+"""A population of networks that train side by side: the worst continue from the best, under changed policies.
 
 Population based training (Jaderberg et al. 2017) as population based augmentation uses it (Ho et al. 2019), one trial
 after the other on one device.
@@ -30,31 +30,31 @@ from metaaugment.training.folder import read_json, write_json
 from metaaugment.training.log import Row
 
 POPULATION = "population.json"
-RAY_FOLDER = "ray"  # of Tune's own state and checkpoints, where Ray trains
-QUANTILE = 0.25  # of the population: as many go on from better ones
-COPIES = 2  # of each function, with numbers of their own
+RAY_FOLDER = "ray"  # Tune's own state and checkpoints, if Ray trains
+QUANTILE = 0.25  # share of the population that is replaced by better trials
+COPIES = 2  # of each function, each with its own probability and level
 MAX_TENTHS, MAX_LEVEL = 10, 9
-ANEW = 0.2  # the share of numbers that are drawn anew
-SCALE = 10  # what levels are of: 9 is not the strongest there is
+ANEW = 0.2  # probability that a number is drawn anew
+SCALE = 10  # the level of full strength, which a policy does not reach: its levels end at 9
 
-# Of each function in turn its probability in tenths and its level.
+# For each function in turn, its probability in tenths and its level.
 Policy = list[int]
 
 
 @dataclass(frozen=True)
 class Functions:
-    """The functions that policies are made of, and the space of their levels. `source`: where schedules come from."""
+    """The functions that policies consist of, and the space of their levels. `source`: where schedules come from."""
 
     names: tuple[str, ...]
     space: str
     source: str
 
     def start(self) -> Policy:
-        """Nothing is applied."""
+        """The first policy, which applies nothing."""
         return [0, 0] * len(self.names) * COPIES
 
     def schedule(self, lineage: Sequence[Policy]) -> Schedule:
-        """What a network was trained under, from the policy of each epoch."""
+        """The schedule that a network was trained under, given the policy of each epoch."""
         stages = tuple(Stage(len(list(same)), self._stage(policy)) for policy, same in itertools.groupby(lineage))
         return Schedule("pba", self.source, self.space, SCALE, stages)
 
@@ -75,14 +75,14 @@ def _changed(number: int, most: int, random: Random) -> int:
 
 
 def exploit(objectives: Sequence[float], random: Random) -> dict[int, int]:
-    """Which trial each of the worst quarter goes on from: any of the best quarter."""
+    """For each trial of the worst quarter, a random trial of the best quarter that it continues from."""
     order = ranked(objectives)
     number = min(math.ceil(QUANTILE * len(order)), len(order) // 2)
     return {loser: random.choice(order[-number:]) for loser in order[:number]}
 
 
 def ranked(objectives: Sequence[float]) -> list[int]:
-    """Trials from the worst to the best; of equal ones the later is better, so that the order is no accident."""
+    """Trials from the worst to the best; of equal ones the later ranks higher, so that the order is deterministic."""
     return sorted(range(len(objectives)), key=lambda trial: objectives[trial])
 
 
@@ -92,9 +92,9 @@ def intervals(epochs: int, interval: int) -> list[range]:
 
 
 class LineageSampler(ScheduleSampler):
-    """Augments by one policy, and keeps those of all epochs before.
+    """Augments by one policy, and keeps the policies of all epochs before.
 
-    They are part of its state, and so travel with the network in one file, whoever goes on from it.
+    They are part of its state, and so of the network's checkpoint: every trial that continues from it inherits them.
     """
 
     def __init__(self, functions: Functions, policy: Policy) -> None:
@@ -117,8 +117,8 @@ class LineageSampler(ScheduleSampler):
 class Trial:
     """A network of the population, in a folder of its own.
 
-    Each has its own initial weights, but the mini-batches of all are the same, and so is their recipe: a checkpoint of
-    one fits all others.
+    Each has its own initial weights, but all share the recipe and the mini-batches, so a checkpoint of one fits all
+    others.
     """
 
     lab: Laboratory
@@ -130,7 +130,7 @@ class Trial:
         """Train through these epochs, or what is left of them; returns validation accuracy and seconds."""
         started = time.perf_counter()
         if self.lab.device.type == "cuda":
-            gc.collect()  # trainers refer to themselves: the memory of the one before would not be free yet
+            gc.collect()  # trainers are reference cycles: the previous one would still hold its memory
         recipe = self.lab.recipe
         fresh = self.lab.experiment(seed=derived_seed(recipe.seed, MEMBER, self.number))
 
@@ -139,13 +139,13 @@ class Trial:
             return experiment.learner(sampler, UniformPolicy(), space=self.functions.space), None
 
         trainer = self.lab.trainer(replace(fresh, recipe=recipe), self.folder, learner, epochs.stop)
-        # What another process had done of it before it was stopped.
+        # Spent on these epochs before an interruption.
         before = sum(row["seconds"] for row in trainer.log.rows[epochs.start :]) + trainer.seconds
         trainer.run()
         return trainer.log.rows[-1]["val_accuracy"], before + time.perf_counter() - started
 
     def go_on_from(self, folder: Path) -> None:
-        """Have the network, optimizer and lineage of a checkpoint in another folder, instead of one's own."""
+        """Replace this trial's network, optimizer and lineage by those of the checkpoint in another folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / checkpoint.BEFORE).unlink(missing_ok=True)
         source = folder / checkpoint.LAST
@@ -161,10 +161,11 @@ def lineage(folder: Path) -> list[Policy]:
 
 
 def evolve(lab: Laboratory, functions: Functions, number: int, interval: int) -> list[Policy]:
-    """Train so many trials generation by generation; returns the best one's lineage.
+    """Train `number` trials, generation by generation; returns the lineage of the best one.
 
-    `population.json` names the generation under way and its policies. It is written when all copies for it are made,
-    and those who are copied are not trained before: whenever it stops, what is there is enough to go on.
+    `population.json` has the current generation and its policies. It is written once all copies for that generation are
+    made, and trials that were copied do not train on before then: whenever the search stops, its files suffice to
+    resume it.
     """
     trials = [Trial(lab, functions, place, lab.folder / f"trial-{place:02d}") for place in range(number)]
     generations, file = intervals(lab.recipe.epochs, interval), lab.folder / POPULATION
@@ -192,12 +193,12 @@ def evolve(lab: Laboratory, functions: Functions, number: int, interval: int) ->
 
 
 def row(trial: int, generation: int, epochs: range, objective: float, seconds: float, policy: Policy) -> Row:
-    """What is remembered of a trial's interval."""
+    """What is recorded of one interval of a trial."""
     about = {"trial": trial, "generation": generation, "epoch": epochs.stop}
     return about | {"objective": objective, "seconds": seconds, "policy": policy}
 
 
 def tell(lab: Laboratory, done: int, total: int, best: float) -> None:
-    """A line for each tenth of the work."""
+    """Print a line after each tenth of the work."""
     if another_tenth(done - 1, done, total):
         lab.say(f"{done:,} of {total:,} intervals; best validation accuracy {best:.2%}")

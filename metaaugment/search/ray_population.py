@@ -1,9 +1,9 @@
 """The same population with Ray Tune: trials train at the same time, on one machine or on a cluster.
 
-Only imported where Ray is asked for. Each trial is compared with the others as soon as it is through an interval, as
-population based augmentation does it, so that no worker waits: who copies whom depends on who comes first, and no two
-searches are the same. A trial that copies one ahead of it is ahead then too, and leaves intervals out. Tune could wait
-for all trials (`synch`), but forgets at a restart who it waits for, and hangs.
+Only imported when Ray is asked for. As in population based augmentation, each trial is compared with the others as soon
+as it finishes an interval, so that no worker waits: which trial copies which depends on timing, and no two searches are
+the same. A trial that copies one ahead of it moves ahead too, and skips intervals. Tune could wait for all trials
+(`synch`), but after a restart it forgets which ones it waits for, and hangs.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.population import QUANTILE, RAY_FOLDER, Functions, Policy, Trial, intervals
 from metaaugment.training import checkpoint
 
-FAILURES = 3  # of a trial: a worker that dies is started again from its last checkpoint, but not forever
-ANSWERS_WITHIN = 5.0  # seconds, that a cluster may take
-# Ray's servers speak HTTP/2: its opening, and an empty frame of settings, which they answer with one of theirs.
+FAILURES = 3  # per trial: a worker that dies is restarted from its last checkpoint, but not forever
+ANSWERS_WITHIN = 5.0  # seconds that a cluster may take
+# Ray's servers speak HTTP/2: the connection preface and an empty SETTINGS frame, which they answer with their own.
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-# Ray reports its use over the network, writes logs for TensorBoard and changes folders, unless told otherwise. Ctrl-C
-# is noted by the search itself.
+# Unless told otherwise, Ray reports its usage over the network, writes logs for TensorBoard and changes the working
+# directory. The search itself handles Ctrl-C.
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -66,10 +66,10 @@ class Task:
 
 
 class Worker(tune.Trainable):
-    """A process of Ray that trains one trial after the other, an interval a step."""
+    """A Ray process that trains one trial after another, one interval per step."""
 
     def setup(self, config: dict[str, Any], task: Task) -> None:  # type: ignore[override]  # Tune adds the task
-        with contextlib.suppress(OSError):  # on another machine, where paths must be absolute
+        with contextlib.suppress(OSError):  # not there on another machine, where paths must be absolute
             os.chdir(task.here)
         self.lab = Laboratory(task.recipe, task.place, task.data, task.folder, Console(quiet=True))
         self.functions, self.generations = task.functions, intervals(task.recipe.epochs, task.interval)
@@ -89,7 +89,7 @@ class Worker(tune.Trainable):
         self._trial().go_on_from(Path(checkpoint))
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Another trial's turn: what it goes on from is loaded, and nothing is left of the one before."""
+        """Hand the worker to another trial: its checkpoint is loaded next, and nothing of the one before is left."""
         self.cleanup()
         self.room = tempfile.TemporaryDirectory(prefix="metaaugment-")
         return True
@@ -104,13 +104,13 @@ class Worker(tune.Trainable):
 
 @dataclass(frozen=True)
 class RayPopulation:
-    """Where trials train: so many at a time, here or on the cluster of an address."""
+    """Where trials train: `workers` at a time, on this machine or on the cluster at `address`."""
 
     workers: int | None
     address: str | None
 
     def evolve(self, lab: Laboratory, functions: Functions, number: int, interval: int) -> list[Policy]:
-        """As `population.evolve`; a worker that is killed costs the interval it was in."""
+        """Like `population.evolve`; a killed worker costs the interval it was in."""
         folder, generations = lab.folder.absolute(), intervals(lab.recipe.epochs, interval)
         place = replace(lab.place, out=None, resume=None)
         task = Task(lab.recipe, place, lab.data, folder, functions, interval, Path.cwd())
@@ -132,7 +132,7 @@ class RayPopulation:
 
 
 def _tuner(folder: Path, trainable: Any, functions: Functions, number: int) -> tune.Tuner:
-    """A new one, or the one of this folder where it stopped."""
+    """A new tuner, or the one of this folder, restored where it stopped."""
     if tune.Tuner.can_restore(str(folder)) and any(folder.glob("experiment_state-*.json")):
         return tune.Tuner.restore(str(folder), trainable, resume_errored=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -148,7 +148,7 @@ def _tuner(folder: Path, trainable: Any, functions: Functions, number: int) -> t
             folder.name,
             storage_path=str(folder.parent),
             failure_config=tune.FailureConfig(max_failures=FAILURES),
-            # More than two: one that another trial is about to go on from must still be there.
+            # More than two: a checkpoint that another trial is about to continue from must still be there.
             checkpoint_config=tune.CheckpointConfig(num_to_keep=4, checkpoint_frequency=1, checkpoint_at_end=True),
             verbose=0,
         ),
@@ -160,7 +160,7 @@ def _explore(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _share(workers: int | None, device: str) -> dict[str, float]:
-    """What a trial takes of the machines, so that as many as asked for train at a time."""
+    """Resources of one trial, such that as many trials as asked for train at a time."""
     there = ray.cluster_resources()
     if device == "cuda":
         gpus = max(1, int(there.get("GPU", 1)))
@@ -170,7 +170,7 @@ def _share(workers: int | None, device: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _session(workers: int | None, address: str | None, device: str) -> Iterator[None]:
-    """Connected to a Ray: of this process already, of an address, or a new one on this machine."""
+    """Connected to Ray: the one this process already has, the cluster at `address`, or a new one on this machine."""
     with _environment(QUIET):
         if ray.is_initialized():
             yield
@@ -219,11 +219,11 @@ def _connect(workers: int | None, address: str | None, variables: dict[str, str]
             "of the version that is installed here, and RAY_AUTH_TOKEN must be its token if it asks for one"
         ) from None
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)  # Ray's own ends the process
+        signal.signal(signal.SIGTERM, handler)  # Ray's own handler ends the process
 
 
 def _check_address(address: str) -> None:
-    """Refuse at once where Ray itself would try for minutes, or end the process."""
+    """Refuse at once an address at which Ray itself would retry for minutes, or end the process."""
     if address == "auto":
         return
     if "://" in address:
@@ -253,7 +253,7 @@ def _nobody(address: str, why: str) -> str:
 
 @contextlib.contextmanager
 def _watched(lab: Laboratory, total: int) -> Iterator[None]:
-    """Say how far the trials are, and end Tune after a signal where it can go on: it saves its state on SIGUSR1."""
+    """Report progress, and after a signal stop Tune such that it can resume: it saves its state on SIGUSR1."""
     ended, handler = threading.Event(), signal.getsignal(signal.SIGUSR1)
 
     def watch() -> None:

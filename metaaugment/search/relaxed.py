@@ -1,23 +1,22 @@
 """DADA's policy, relaxed: a learner whose augmentation follows the gradient of the validation loss.
 
-A sub-policy is drawn from a categorical distribution, each of its two functions is applied or not by a Bernoulli, and
-works at a level: log-odds, probabilities and levels are all learned by ∇ L_val(ŵ) through one inner update
-ŵ = w − α ∇ Σ V_i L_i(w) with equal weights V, as in DARTS. Every image draws its own sub-policy; DADA draws one for a
-mini-batch, which is the same in the mean and noisier.
+A sub-policy is drawn from a categorical distribution; each of its two functions is applied with a probability, at a
+level. The logits of the distribution, the probabilities and the levels are all learned by ∇ L_val(ŵ) through one inner
+update ŵ = w − α ∇ Σ V_i L_i(w) with equal weights V, as in DARTS. Every image draws its own sub-policy; DADA draws one
+per mini-batch, which has the same expectation and is noisier.
 
-What reaches the policy of ∇ L_val(ŵ) is a finite difference between the training passes at w + h v and w − h v, with
-v = ∇ L_val(ŵ): that of the losses says which draws were good ones, that of the gradients in the inputs where the levels
-should go.
+∇ L_val(ŵ) reaches the policy as a finite difference between the training passes at w + h v and w − h v, with
+v = ∇ L_val(ŵ): the difference of the losses tells which draws were good, that of the gradients in the inputs which way
+the levels should move.
 
-The estimator is the one DADA publishes.
+The estimator is the one that DADA published.
 
-- Choices: RELAX (Grathwohl et al., 2018), the score function with a control variate, which is a network that sees the
-  relaxed choices and is learned to lower the variance. It is without bias. Here one stands for the selection and one
-  for the application given the selection, so that sub-policies which were not drawn add no noise. In DADA's released
-  code the control variate does not reach the policy: both ends of the finite difference subtract the same one. Here it
-  stands for the difference itself.
-- Levels: straight-through. The inputs of the network count as growing by one, in each pixel, with the level of each
-  function applied.
+- Choices: RELAX (Grathwohl et al., 2018), the score-function estimator with a control variate: a network that sees the
+  relaxed choices and is trained to lower the variance. It is unbiased. Here one control variate serves the selection of
+  a sub-policy and another the application of its functions given the selection, so that sub-policies that were not
+  drawn add no noise. In DADA's released code the control variate does not reach the policy: both ends of the finite
+  difference subtract the same value. Here it approximates the difference itself.
+- Levels: straight-through. The derivative of each input pixel in the level of an applied function is taken to be one.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,20 +38,22 @@ from metaaugment.policy import UniformPolicy
 from metaaugment.sampler import StillSampler
 from metaaugment.transformation import Transformation
 
-# DADA's 15, in its order: of two, the one that stands first here is applied first. Identity is "not applied".
+# DADA's 15, in its order: of a pair, the function listed first is applied first. Identity means "not applied".
 FUNCTIONS = (
     "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "AutoContrast", "Invert", "Equalize", "Solarize",
     "Posterize", "Contrast", "Color", "Brightness", "Sharpness", "Cutout",
 )  # fmt: skip
 
-# How near to 0 and 1 probabilities and uniform numbers may come: their logarithms are taken.
+# The least distance of probabilities and uniform numbers from 0 and 1: their logarithms are taken.
 MARGIN = 1e-6
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The uniform numbers behind the choices of n images: `selected` and `applied` decide them, `relaxed_*` are for
-    choices that are relaxed anew, given what was decided."""
+    """The uniform numbers behind the choices of n images.
+
+    `selected` and `applied` make the choices; `relaxed_*` draw relaxed choices anew, conditioned on those made.
+    """
 
     selected: Float[Tensor, "n K"]
     applied: Float[Tensor, "n 2"]
@@ -67,12 +68,12 @@ class Draws:
         return cls(*(u.clamp(MARGIN, 1 - MARGIN) for u in uniform))
 
     def to(self, like: Tensor) -> "Draws":
-        """On another tensor's device, in its precision."""
+        """The same on another tensor's device, in its precision."""
         return Draws(*(u.to(like) for u in (self.selected, self.applied, self.relaxed_selected, self.relaxed_applied)))
 
 
 class ControlVariate(nn.Module):
-    """A number for each relaxed choice in [0, 1]^d; zero at first, which makes RELAX the plain score function."""
+    """A number for each relaxed choice in [0, 1]^d; zero at first, so that RELAX starts as the plain score function."""
 
     def __init__(self, d: int, hidden: int = 100) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class ControlVariate(nn.Module):
 class RelaxedPolicy(UniformPolicy):
     """A distribution over the K unordered pairs of functions, with probabilities and levels, [K, 2] each, in [0, 1].
 
-    It starts where DADA does: all pairs alike, probabilities and levels one half.
+    It starts as in DADA: all pairs equally likely, probabilities and levels one half.
     """
 
     functions: Int64[Tensor, "K 2"]
@@ -109,7 +110,7 @@ class RelaxedPolicy(UniformPolicy):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Back into their ranges, which a step may have left."""
+        """Clamp probabilities and levels to their ranges, which a step may have left."""
         self.probabilities.clamp_(MARGIN, 1 - MARGIN)
         self.levels.clamp_(0, 1)
 
@@ -119,22 +120,23 @@ class RelaxedPolicy(UniformPolicy):
         return selected, self.probabilities[selected].logit() + draws.applied.logit() > 0
 
     def gradients(self, worth: Float[Tensor, " n"], slope: Float[Tensor, " n"], draws: Draws) -> list[Tensor]:
-        """For all parameters in their order, the gradient of the expectation of Σ worth_i / n over what is drawn.
+        """Gradients of E[Σ worth_i / n] over the draws, in the order of the parameters.
 
-        `worth` is what the draw of each image led to; `slope` the derivative of that sum in a shift of its inputs.
+        Those of the control variates are of its estimate's variance instead. `worth` is what each image's draw led to;
+        `slope` is the derivative of that sum in a shift of all inputs of the image.
         """
         selected, applied = self.choose(draws)
         chances = [self._selection(worth, draws, selected), self._application(worth, draws, selected, applied)]
         variance = torch.stack([gradient.square().sum() for gradient in chances]).sum()
         variates = [*self.of_selection.parameters(), *self.of_application.parameters()]
         learned = torch.autograd.grad(variance, variates)
-        # A product with ones and zeros: on a GPU it adds in the same order every time, which index_add_ does not.
+        # A product with a one-hot matrix: on a GPU it adds in the same order every time, which index_add_ does not.
         which = nn.functional.one_hot(selected, len(self.logits)).to(slope.dtype)
         levels = which.T @ (slope[:, None] * (applied & self.takes_level[selected]))
         return [*(gradient.detach() for gradient in chances), levels, *learned]
 
     def likeliest(self, count: int) -> list[tuple[Function, Function]]:
-        """So many sub-policies, the likeliest first; functions that take no level have none."""
+        """The `count` likeliest sub-policies, the likeliest first; functions that take no level have level 0."""
         self.project()
         order = self.logits.argsort(descending=True, stable=True)[:count].tolist()
         rows = zip(self.names, self.probabilities.tolist(), (self.levels * self.takes_level).tolist(), strict=True)
@@ -142,7 +144,7 @@ class RelaxedPolicy(UniformPolicy):
         return [(pairs[place][0], pairs[place][1]) for place in order]
 
     def favourite(self) -> tuple[float, tuple[str, str]]:
-        """The largest share that a sub-policy has, and its functions."""
+        """The probability of the likeliest sub-policy, and its functions."""
         share, place = self.logits.softmax(0).max(0)
         return share.item(), self.names[int(place)]
 
@@ -180,10 +182,10 @@ def relax(
     tied: Tensor,
     parameter: Tensor,
 ) -> Tensor:
-    """The gradient of the expected worth f in a parameter: (f − c(z̃)) ∇ log p(b) + ∇ c(z) − ∇ c(z̃), in the mean.
+    """The gradient of the expected worth f in a parameter: the mean of (f − c(z̃)) ∇ log p(b) + ∇ c(z) − ∇ c(z̃).
 
-    `free` is z, which the choice b was made from; `tied` is z̃, drawn anew given b; `variate` is c. It has a graph:
-    what learns the control variate differentiates it once more.
+    `free` is z, from which the choice b was made; `tied` is z̃, drawn anew given b; `variate` is c. The result keeps
+    its graph: to learn the control variate, it is differentiated once more.
     """
     again, one = variate(tied), torch.ones_like(worth)
     outer = [worth - again, one, -one]
@@ -196,7 +198,7 @@ def gumbel(u: Tensor) -> Tensor:
 
 
 def gumbel_given(log_p: Float[Tensor, " K"], best: Int64[Tensor, " n"], u: Float[Tensor, "n K"]) -> Tensor:
-    """log p plus Gumbel noise, given which of the K is largest: that one is a Gumbel number, the others fall below."""
+    """log p plus Gumbel noise, given which of the K is largest: that one is a Gumbel number, the others are lower."""
     largest = u.gather(1, best[:, None]).log()
     below = -(-u.log() / log_p.exp() - largest).log()
     return below.scatter(1, best[:, None], -(-largest).log())
@@ -212,7 +214,7 @@ def logistic_given(p: Tensor, above: Bool[Tensor, "n 2"], u: Tensor) -> Tensor:
 
 
 class RelaxedSampler(StillSampler):
-    """Draws by a relaxed policy, and keeps what the choices of the last mini-batch were made from."""
+    """Draws from a relaxed policy, and keeps the uniform numbers behind the choices of the last mini-batch."""
 
     def __init__(self, policy: RelaxedPolicy) -> None:
         self.policy = policy
@@ -229,10 +231,10 @@ class RelaxedSampler(StillSampler):
 
 
 class RelaxedLearner(Learner):
-    """Learns a relaxed policy while a network trains; α is a step size that stays as it is given.
+    """Learns a relaxed policy while a network trains; the inner step size α stays as given.
 
-    DADA's inner update has the optimizer's momentum and weight decay besides, which do not depend on the policy, and
-    its step falls with the learning rate. In one process only.
+    DADA's inner update also has the optimizer's momentum and weight decay, which do not depend on the policy, and its
+    step size falls with the learning rate. Works in one process only.
     """
 
     def __init__(self, network: nn.Module, policy: RelaxedPolicy, **settings: Any) -> None:
@@ -245,7 +247,7 @@ class RelaxedLearner(Learner):
         return super().observe(images, labels)
 
     def policy_backward(self, seen: Observation, images: Tensor, labels: Tensor) -> None:
-        """Add to `.grad` of the policy its gradient of the validation loss at ŵ, and to its control variates theirs."""
+        """Add the gradient of the validation loss at ŵ to `.grad` of the policy, and theirs to its control variates."""
         check_batch(images, labels, self.device, "validation")
         assert self.drawn.draws is not None
         inner, g = self._inner_gradient(seen, retain_graph=False)
@@ -259,8 +261,8 @@ class RelaxedLearner(Learner):
         seen.gradient = inner
 
     def _along(self, seen: Observation, v: Sequence[Tensor]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-        """How the training pass changes from w − h v to w + h v, by 2 h: its losses, and the derivative of Σ V_i L_i in
-        a shift of all inputs of each sample."""
+        """The change of the training pass from w − h v to w + h v, divided by 2 h: that of its losses, and that of the
+        derivative of Σ V_i L_i in a shift of all inputs of each sample."""
         network, w = bare(self.network), list(self.parameters.values())
         leaf = replace(seen, inputs=seen.inputs.detach().requires_grad_())
         training = self._pass(leaf)

@@ -31,9 +31,9 @@ from metaaugment.training.trainer import check_identity
 class Kind:
     """The search of a compared system.
 
-    `system` names it. `settings` is a flat dataclass of what can be set, with a method `check` that refuses what cannot
-    be. `find` is the search; `trial` turns a recipe into that of a trial, where nothing else is asked for. `work` says
-    what the rows of its folder are. `where` names the settings that decide where trials are made and nothing else.
+    `system` is its name. `settings` is a flat dataclass, whose method `check` refuses invalid values. `find` is the
+    search itself; `trial` turns a recipe into the default recipe of a trial. `work` says what the rows of its folder
+    are. `where` names the settings that decide only where trials run.
     """
 
     system: str
@@ -47,7 +47,7 @@ class Kind:
 def search(
     kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Console, said: Collection[str] = frozenset()
 ) -> Path:
-    """Search to the end; returns the policy file. One that was stopped goes on where it stopped, by `place.resume`.
+    """Search to the end; returns the policy file. With `place.resume`, an interrupted search continues.
 
     `said`: as in `check_agreement`.
     """
@@ -87,11 +87,11 @@ def search(
             lab.say(f"stopped after {kind.work(lab.trials())}; nothing is lost, continue with: {command}")
             raise
         except CorruptImage as error:
-            # Removed, it would make the data others than those that the search began with.
+            # Not to be removed: the data would no longer be those that the search began with.
             command = _command(kind, replace(lab, place=replace(place, corrupt="skip")), settings)
             raise ValueError(f"{error}; leave it out and continue with: {command}") from None
         except ValueError:
-            # It never began: what was wrong can be fixed, and the same folder named again.
+            # If the search never began, its folder is freed: once the mistake is fixed, it can be named again.
             run_folder.give_up(folder, SEARCH)
             raise
         cost = cost_of(lab)
@@ -112,12 +112,12 @@ def cost_of(lab: Laboratory) -> dict[str, Any]:
 
 
 def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Collection[str]) -> tuple[Recipe, Any]:
-    """What a search to be resumed was begun with; what was asked for besides must agree with it."""
+    """What a search to be resumed was begun with; flags that were given must agree with it."""
     folder = place.resumed("search", SEARCH)
     with _intact(folder / SEARCH):
         values = run_folder.read_json(folder / SEARCH)
         found = Recipe.from_json(values["recipe"])
-    # Before its settings are read: those of another search are not damaged.
+    # Before its settings are read: those of another system would be taken for damaged ones.
     if (found.name, found.method) != (recipe.name, kind.system):
         raise ValueError(
             f"{folder} is a search of {found.method} for {found.name}, not of {kind.system} for {recipe.name}; "
@@ -134,7 +134,7 @@ def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Col
 
 
 def _check_same(file: Path, record: Mapping[str, Any]) -> None:
-    """Refuse to continue a search of other settings or data; setting by setting, as versions have others."""
+    """Refuse to continue a search with other settings or data; only settings that both versions know are compared."""
     begun = run_folder.read_json(file)
     for part in ("recipe", "settings"):
         check_identity(file, begun[part], record[part])
@@ -143,7 +143,7 @@ def _check_same(file: Path, record: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _intact(file: Path) -> Iterator[None]:
-    """Whatever cannot be read of a record is its damage."""
+    """Report whatever cannot be read in a record as damage to its file."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
@@ -151,7 +151,7 @@ def _intact(file: Path) -> Iterator[None]:
 
 
 def _command(kind: Kind, lab: Laboratory, settings: Any) -> str:
-    """What goes on with it where it was."""
+    """The command that continues the search."""
     where = flags(settings, type(settings)(), kind.where)
     words = ["metaaugment", "search", lab.recipe.method, lab.recipe.name, *lab.place.flags()]
     return shlex.join([*words, "--resume", str(lab.folder), *where])

@@ -1,4 +1,4 @@
-"""Studies of Optuna that several processes, or machines, share; whoever is killed takes nothing with it."""
+"""Optuna studies that several processes or machines share; a process that is killed leaves them intact."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ STUDIES = "studies.log"
 
 
 def open_studies(folder: Path, url: str | None, names: Sequence[str]) -> "list[Study]":
-    """By their names; those that are not there yet begin. The storage is a file of the folder, or a database."""
+    """The studies of these names, created if missing, in a file of the folder or in the database at `url`."""
     try:
         import optuna
     except ImportError:
@@ -41,8 +41,8 @@ def _storage(folder: Path, url: str | None) -> "BaseStorage":
         return JournalStorage(JournalFileBackend(str(file), cast(Any, JournalLock(file))))
     try:
         return RDBStorage(url)
-    except Exception as error:  # of SQLAlchemy, of the driver, of the database: each has its own
-        # Without what stands before the @: it may hold a password.
+    except Exception as error:  # SQLAlchemy, the driver and the database each raise their own
+        # Without what comes before the @, which may hold a password.
         where = url.split("@")[-1]
         reason = first_line(error).replace(url, where)
         raise ValueError(
@@ -51,7 +51,7 @@ def _storage(folder: Path, url: str | None) -> "BaseStorage":
 
 
 def finished(study: "Study") -> "dict[int, FrozenTrial]":
-    """By their places, in order; of two at one place the first."""
+    """Finished trials by place, in order; of two at one place, the first."""
     from optuna.trial import TrialState
 
     trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -66,7 +66,7 @@ def running(study: "Study") -> "list[FrozenTrial]":
 
 
 def give_up(trials: "Sequence[tuple[Study, FrozenTrial]]") -> None:
-    """Those of processes that are no more: their places are free again."""
+    """Mark trials of dead processes as failed, which frees their places."""
     from optuna.trial import TrialState
 
     for study, trial in trials:
@@ -79,10 +79,10 @@ def value(trial: "FrozenTrial") -> float:
 
 
 def claim(folder: Path, study: "Study", trials: int) -> "Trial | None":
-    """A trial at the first place that nobody has; None where there is none.
+    """Begin a trial at the first free place; None if there is none.
 
-    Processes of this folder wait for each other. Two machines may take the same place at once; it is then tried twice,
-    and the first one counts.
+    Processes that share this folder take turns. Two machines may take the same place at once; it is then tried twice,
+    and the first trial counts.
     """
     from optuna.trial import TrialState
 
@@ -97,7 +97,7 @@ def claim(folder: Path, study: "Study", trials: int) -> "Trial | None":
 
 
 class FileLock:
-    """A file that one process holds at a time; what a killed process held is free at once."""
+    """A lock that one process holds at a time; that of a killed process is free at once."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -120,10 +120,10 @@ class FileLock:
 
 
 class JournalLock(FileLock):
-    """Of Optuna's journal, on the journal itself.
+    """The lock of Optuna's journal, held on the journal itself.
 
-    In place of Optuna's own ones, which a killed process leaves behind. A line that it left half written goes: Optuna
-    would append to it, and could never read the file again.
+    It replaces Optuna's own locks, which a killed process leaves behind. A half-written line is removed: Optuna would
+    append to it, and could never read the file again.
     """
 
     def acquire(self) -> bool:

@@ -21,10 +21,10 @@ from metaaugment.training.folder import RECIPE, write_json
 LAST = "checkpoint.safetensors"
 BEFORE = "checkpoint-before.safetensors"
 LOOK = "look.safetensors"
-# Of the time of training, what is spent on checkpoints at most. A network of 36 M parameters takes half a second to
-# write, while an epoch of few images takes three.
+# Checkpoints take at most this share of the training time. A network of 36 M parameters takes half a second to write,
+# while an epoch of few images takes three.
 SHARE = 1 / 20
-# How long ago the last one may be within an epoch, in seconds: one of ImageNet takes long.
+# Seconds without a checkpoint after which one is written within an epoch: an epoch of ImageNet takes long.
 WITHIN = 300.0
 
 
@@ -36,23 +36,23 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[float] | None = None
         self._began = time.monotonic()
-        self._saved = -math.inf  # when
-        self._took = 0.0  # to copy and to write
+        self._saved = -math.inf  # when the last state was copied
+        self._took = 0.0  # seconds to copy and write it
 
     @property
     def due(self) -> bool:
-        """Whether the last one is long enough ago for its cost."""
+        """Whether none is being written, and the last one is long enough ago for what it cost."""
         if self._writing is not None and self._writing.done():
             self.wait()
         return self._writing is None and time.monotonic() - self._saved >= self._took / SHARE
 
     @property
     def overdue(self) -> bool:
-        """Whether so much would be lost with this process that the end of the epoch is not waited for."""
+        """Whether a kill would now lose so much that a checkpoint should not wait for the end of the epoch."""
         return time.monotonic() - max(self._began, self._saved) >= WITHIN and self.due
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Copy a state and have it written; raises what went wrong with the one before."""
+        """Copy a state and have it written in the background; raises what went wrong with the one before."""
         self.wait()
         started = time.monotonic()
         tree, tensors = sealed.copied(state)
@@ -61,13 +61,13 @@ class Checkpoints:
         self._writing = self._thread.submit(_timed, put, self.folder, tree, tensors)
 
     def wait(self) -> None:
-        """Until the last state is on the disk, or else raise why it is not."""
+        """Wait until the last state is on the disk; raises what went wrong if it cannot be written."""
         writing, self._writing = self._writing, None
         if writing is not None:
             self._took += writing.result()
 
     def settle(self) -> None:
-        """Until what is being written is on the disk, or has failed to be."""
+        """Wait until the write under way has ended, without raising if it has failed."""
         if self._writing is not None:
             futures.wait([self._writing])
 
@@ -81,8 +81,8 @@ def _timed(write: Callable[..., None], *what: Any) -> float:
 def put(folder: Path, tree: Any, tensors: Mapping[str, Tensor]) -> None:
     """Put a new checkpoint in place; the last one is kept under another name.
 
-    What else is made of the same state comes before it: a run that is killed in between comes here again.
-    `checkpoint.json` says to people where the run stands; the program never reads it.
+    The other files made from the same state are written first: a run that is killed in between writes them again.
+    `checkpoint.json` tells people where the run stands; the program never reads it.
     """
     if tree.get("look"):
         part = {name: tensor for name, tensor in tensors.items() if name.startswith("/look/")}
@@ -94,15 +94,15 @@ def put(folder: Path, tree: Any, tensors: Mapping[str, Tensor]) -> None:
         spare.unlink(missing_ok=True)
         try:
             os.link(last, spare)
-        except OSError:  # a file system without links
+        except OSError:  # a file system without hard links
             shutil.copyfile(last, spare)
         spare.replace(before)
-        spare.unlink(missing_ok=True)  # between two names of one file, as a kill may leave them, nothing is replaced
+        spare.unlink(missing_ok=True)  # after a kill both may be links to one file, which replace() leaves as they are
     sealed.write(last, "checkpoint", tree, tensors)
 
 
 def load(folder: Path) -> dict[str, Any] | None:
-    """The last checkpoint of a run; None where it has not come to one yet."""
+    """The last checkpoint of a run; None if it has not written one yet."""
     last = folder / LAST
     if not last.exists():
         if (folder / BEFORE).exists():
@@ -115,7 +115,7 @@ def load(folder: Path) -> dict[str, Any] | None:
 
 
 def of_run(folder: Path) -> dict[str, Any]:
-    """The last checkpoint of what must be a run."""
+    """The last checkpoint of a run; refuses a folder that is not a run or has no checkpoint yet."""
     if not (folder / RECIPE).exists():
         raise ValueError(f"{folder} is not a run: it has no {RECIPE}; name the folder that train wrote to")
     state = load(folder)
@@ -126,7 +126,7 @@ def of_run(folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def understood(folder: Path) -> Iterator[None]:
-    """While a checkpoint is made use of: what cannot be, though its SHA-256 is right, is said as damage to the file."""
+    """Around the use of a checkpoint: one that does not fit, though its SHA-256 is right, is reported as damaged."""
     try:
         yield
     except torch.OutOfMemoryError:

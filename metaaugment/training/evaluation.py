@@ -13,7 +13,7 @@ from metaaugment.distributed import add_up
 
 @dataclass(frozen=True)
 class Score:
-    """Cross-entropy, and shares of samples whose label is the network's first, or among its first five, choices."""
+    """Cross-entropy, and the shares of samples whose label is the network's first choice or among its first five."""
 
     loss: float
     top1: float
@@ -22,7 +22,7 @@ class Score:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """In evaluation mode, with running statistics; afterwards each part is in the mode it was in."""
+    """A context in evaluation mode, with running statistics; afterwards each module is back in its own mode."""
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
@@ -36,7 +36,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 def evaluate(
     network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], prepare: Callable[[Tensor], Tensor]
 ) -> Score:
-    """In evaluation mode, over the batches of all processes; the host waits for the device once, at the end."""
+    """Score a network in evaluation mode over the batches of all processes; waits for the device once, at the end."""
     sums = torch.zeros(4, dtype=torch.float64, device=next(network.parameters()).device)
     with evaluating(network):
         for images, labels in batches:

@@ -5,7 +5,7 @@ import re
 import torch
 
 GPU, MACHINE = "the memory of the GPU is full", "the memory of this machine is full"
-# How torch and the libraries below it say so, where they have no exception of its own for it.
+# What torch and the libraries below it write where they have no exception type for full memory.
 SIGNS = {
     "CUDA error: out of memory": GPU,
     "CUBLAS_STATUS_ALLOC_FAILED": GPU,
@@ -27,8 +27,8 @@ def full_memory(error: BaseException) -> str | None:
 
 
 def lost_reader(error: BaseException) -> str | None:
-    """What has become of a process that reads images, where an error says that one is gone."""
-    if isinstance(error, ConnectionError | EOFError):  # it went while it was handing something over
+    """What happened to a process that reads images, if an error says that one is gone; else None."""
+    if isinstance(error, ConnectionError | EOFError):  # it died while handing something over
         return "a process that reads images is gone"
     found = LOST.search(str(error)) if isinstance(error, RuntimeError) else None
     if found is None:

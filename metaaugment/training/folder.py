@@ -15,11 +15,11 @@ from metaaugment.sealed import write_atomically
 MAX_NUMBER = 1e100
 RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"  # of a run
 SEARCH, TRIALS, POLICY = "search.json", "trials.jsonl", "policy.json"  # of a search
-BEGINNINGS = (LOCK, f".{RECIPE}.part", f".{SEARCH}.part")  # what is there before the recipe is
+BEGINNINGS = (LOCK, f".{RECIPE}.part", f".{SEARCH}.part")  # what may be there before the recipe is
 
 
 def new(folder: Path, what: str = "run") -> None:
-    """Make the folder of a new run; an existing one is another run's, unless that one died before it began."""
+    """Make the folder of a new run; one that exists is refused, unless its run died before it began."""
     if folder.exists() and (not folder.is_dir() or any(file.name not in BEGINNINGS for file in folder.iterdir())):
         if not folder.is_dir():
             raise ValueError(f"{folder} is a file; choose a folder for the {what} with --out")
@@ -31,7 +31,10 @@ def new(folder: Path, what: str = "run") -> None:
 
 
 def give_up(folder: Path, first: str) -> bool:
-    """Where nothing has come of a run but its first file, take that back: the same folder can then be named again."""
+    """If a run has left nothing but its first file, remove that, so that its folder can be named again.
+
+    Returns whether it has.
+    """
     events = list(folder.glob("events.out.tfevents.*"))  # TensorBoard's, which begin before the first step
     nothing = set(folder.iterdir()) <= {folder / first, folder / LOCK, *events}
     if nothing:
@@ -40,16 +43,16 @@ def give_up(folder: Path, first: str) -> bool:
     return nothing
 
 
-MOMENT = 0.2  # seconds, longer than anybody needs to ask whether a folder is locked
+MOMENT = 0.2  # seconds; asking whether a folder is locked takes less
 
 
 @contextmanager
 def locked(folder: Path, by: str = "", patience: float = MOMENT) -> Iterator[None]:
-    """Nobody else trains into this folder meanwhile; a process that dies releases it.
+    """Lock a folder, so that nobody else trains into it; a process that dies releases its lock.
 
     Args:
-        by: who it is that has it, for `last_locked`.
-        patience: seconds to wait for a process that may be dying, or that only asks whether it `is_locked`.
+        by: name of the holder, for `last_locked`.
+        patience: seconds to wait for a process that may be dying, or that only asks whether the folder `is_locked`.
     """
     until = time.monotonic() + patience
     lock = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT, 0o666)
@@ -75,7 +78,7 @@ def locked(folder: Path, by: str = "", patience: float = MOMENT) -> Iterator[Non
 
 
 def _let_go() -> None:
-    """In a forked child: it shares the locks of its parent, and would keep them when that one is killed."""
+    """Close the locks in a forked child, which shares its parent's and would hold them after the parent is killed."""
     while _locks:
         os.close(_locks.pop())
 
@@ -88,7 +91,7 @@ def is_locked(folder: Path) -> bool:
     """Whether a process trains into a folder; asking leaves no trace there."""
     try:
         lock = os.open(folder / LOCK, os.O_RDONLY)
-    except OSError:  # nobody has, or what is in the way of training into it, which that puts into words
+    except OSError:  # never locked, or not accessible: then training into it says why
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -102,7 +105,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def last_locked(folder: Path) -> str | None:
-    """Who has trained into a folder last, or does."""
+    """Who trains into a folder, or was the last to; None if nobody has."""
     lock = folder / LOCK
     return lock.read_text() if lock.exists() else None
 
@@ -112,7 +115,7 @@ def write_json(file: Path, value: Mapping[str, Any]) -> None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value of a JSON file can be computed with and drawn; whole numbers there have no end."""
+    """Whether a JSON value is a number to compute with and draw; whole numbers in JSON can be of any size."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
 
 

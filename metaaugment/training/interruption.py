@@ -30,6 +30,6 @@ class Interruption:
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
-        # Not the handlers of before: those of a context around this one would note the second as well.
+        # Not the previous handlers: those of an enclosing context would only note the second signal as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

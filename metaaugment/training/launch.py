@@ -1,4 +1,4 @@
-"""How the processes of one run find each other, as torchrun, Kubernetes or srun have started them, and end together."""
+"""How the processes of one run, started by torchrun, Kubernetes or srun, find each other and end together."""
 
 import contextlib
 import os
@@ -16,10 +16,10 @@ from metaaugment.distributed import rank, world_size
 from metaaugment.sealed import first_line
 
 Environment = MutableMapping[str, str]
-# How long a process waits for the others: as long as the slowest of them may read, evaluate or write.
+# How long a process waits for the others: as long as the slowest may take to read, evaluate or write.
 PATIENCE = timedelta(minutes=30)
-MISTAKE = 2  # the exit status of one
-# How long one that ends on a mistake of the user's waits for the others to come to the same end, in seconds.
+MISTAKE = 2  # the exit status after a mistake of the user's
+# Seconds that a process ending on such a mistake waits for the others to end on it too.
 FAREWELL = 5.0
 _store: dist.Store | None = None
 
@@ -32,7 +32,7 @@ def join(environment: Environment = os.environ) -> None:
     if "RANK" not in environment or int(environment.get("WORLD_SIZE", 1)) < 2:
         return
     environment.setdefault("MASTER_PORT", "29500")
-    # A backend for each device: which one the run is on is not known yet.
+    # A backend for each device: the run's is not known yet.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         shared, place, size = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
@@ -47,7 +47,7 @@ def join(environment: Environment = os.environ) -> None:
 
 
 def check_alone(command: str, environment: Environment = os.environ) -> None:
-    """Refuse a command that a launcher has started several times, where each would do all of the work."""
+    """Refuse a command that a launcher has started several times: each process would do all of the work."""
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "1") if "SLURM_STEP_ID" in environment else "1"
     size = environment.get("WORLD_SIZE", tasks)
     if size != "1":
@@ -59,9 +59,9 @@ def check_alone(command: str, environment: Environment = os.environ) -> None:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Ends a process that has met others behind its work, and leaves its threads to the system.
+    """Ends a process that is one of several with `os._exit` once its work is done.
 
-    gloo's own may still run when Python takes the process down, which would then abort.
+    gloo's threads may still run while Python shuts down, which would abort the process.
     """
     status = 1
     try:
@@ -84,11 +84,11 @@ def ending() -> Iterator[None]:
 
 
 def fresh(store: dist.Store, place: int, size: int) -> dist.Store:
-    """A part of a store for the processes of this start alone.
+    """A part of a store that only the processes of this start share.
 
-    When torchrun starts processes again it keeps the store, and gloo would take the addresses that it finds there for
-    those of living processes. So each process comes with a new name, and the first one tells those that it finds, until
-    all have answered, under which name they meet.
+    When torchrun restarts processes it keeps the store, and gloo would take the addresses that it finds there for those
+    of living processes. So each process comes with a new random name, and the first one keeps telling the others its
+    own, under which they meet, until all have answered.
     """
     own = uuid.uuid4().hex
     if place > 0:
@@ -110,9 +110,9 @@ def fresh(store: dist.Store, place: int, size: int) -> dist.Store:
 
 
 def of_slurm(environment: Environment) -> dict[str, str]:
-    """What torchrun would say, from what srun says; nothing outside of srun.
+    """torchrun's environment variables, from srun's; none outside of srun.
 
-    A batch script has a place among tasks too, but is no step of the job.
+    A batch script has a SLURM_PROCID too, but is not a step of the job.
     """
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return {}
@@ -136,7 +136,7 @@ def of_slurm(environment: Environment) -> dict[str, str]:
 
 
 def own_device(kind: str) -> torch.device:
-    """The GPU of this process, where there are several processes."""
+    """The device of this process; of several processes each has a GPU of its own."""
     if kind != "cuda" or world_size() == 1:
         return torch.device(kind)
     place, count = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
@@ -150,12 +150,12 @@ def own_device(kind: str) -> torch.device:
 
 
 def speaks() -> bool:
-    """Whether this process is the first to have something to say about why the run ends."""
+    """Whether this process is the first with something to say about why the run ends."""
     if _store is None:
         return True
     try:
         return _store.add("spoken", 1) == 1
-    except RuntimeError:  # whoever keeps the store is gone
+    except RuntimeError:  # the process that hosts the store is gone
         return rank() == 0
 
 
@@ -165,7 +165,7 @@ def restarted(environment: Environment = os.environ) -> bool:
 
 
 def launch(environment: Environment = os.environ) -> str:
-    """A name of what has started this process that stays when it starts it again."""
+    """A name for the launcher of this process, which stays the same when it restarts the process."""
     if "SLURM_JOB_ID" in environment:
         return f"job {environment['SLURM_JOB_ID']} of Slurm"
     given = environment.get("TORCHELASTIC_RUN_ID", "none")
@@ -173,9 +173,9 @@ def launch(environment: Environment = os.environ) -> str:
 
 
 def _take_leave() -> None:
-    """Wait a moment for the others: a launcher ends them as soon as one has failed, even if they want to say why."""
+    """Wait a moment for the others: a launcher kills them as soon as one fails, even if they have yet to say why."""
     assert _store is not None
-    with contextlib.suppress(RuntimeError):  # whoever keeps the store is gone
+    with contextlib.suppress(RuntimeError):  # the process that hosts the store is gone
         until, gone = time.monotonic() + FAREWELL, _store.add("gone", 1)
         while gone < world_size() and time.monotonic() < until:
             time.sleep(0.05)

@@ -9,14 +9,14 @@ from typing import Any
 from metaaugment.sealed import write_atomically
 
 LOG = "log.jsonl"
-FIGURES = ("train_loss", "val_loss", "val_accuracy", "alpha", "effective_samples")  # that every row has, among others
+FIGURES = ("train_loss", "val_loss", "val_accuracy", "alpha", "effective_samples")  # in every row, among others
 Row = dict[str, Any]
 
 
 class Log:
-    """Rows, and a file that has them for others to read; the run itself has them from its checkpoint.
+    """The rows, and a file of them for others to read; the run itself restores them from its checkpoint.
 
-    Of several processes only the first has the file.
+    Of several processes only the first writes the file.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -36,7 +36,7 @@ class Log:
             raise OSError(error.errno, error.strerror, str(self.file)) from None
 
     def restore(self, rows: Sequence[Row]) -> None:
-        """Have exactly these rows; what a killed run left of an unfinished epoch goes."""
+        """Hold exactly these rows; any that a killed run wrote after its last checkpoint are dropped."""
         self.rows = list(rows)
         if self.file is not None:
             text = "".join(json.dumps(row) + "\n" for row in rows)

@@ -1,7 +1,7 @@
 """A look at what the policy does: training samples after each epoch, augmented and weighted as in training.
 
-The run has it in its checkpoint; `look.safetensors` is an excerpt for others to read. What is looked at depends on the
-seed, the epoch and the network alone, and leaves no trace: a run is the same with and without it.
+The run keeps it in its checkpoint; `look.safetensors` is an excerpt for others to read. A look depends on the seed, the
+epoch and the network alone, and leaves no trace: a run is the same with and without it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ from metaaugment.seeds import derived_seed
 from metaaugment.training.evaluation import evaluating
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-SAMPLES = {"small": 4096, "large": 512}  # kept at a time, of images up to 64 pixels, and of larger ones
-EXTREMES, CONTRASTS = 16, 8  # shown of the highest and of the lowest weights; of weights that go against the loss
-THUMBNAIL = 96  # pixels of a side that is shown, at most
+SAMPLES = {"small": 4096, "large": 512}  # kept at most, of images with sides up to 64 pixels and of larger ones
+EXTREMES, CONTRASTS = 16, 8  # shown at each end of the weights, and of each kind of weight that goes against the loss
+THUMBNAIL = 96  # pixels of the longer side of an image that is shown, at most
 
 
 class Look:
-    """What was seen of the policy lately: one mini-batch per epoch, and many after the last one.
+    """What the policy did lately: one mini-batch after each epoch, and many after the last epoch.
 
     Args:
         batches: of the training split, in an order of their own.
-        classes: names by label.
+        classes: names of the classes, by label.
     """
 
     def __init__(self, batches: Batches, classes: Sequence[str]) -> None:
@@ -39,8 +39,10 @@ class Look:
         self.seen: dict[str, Any] = {}
 
     def take(self, learner: Learner, epoch: int, validation: Batches | None = None) -> dict[str, Any]:
-        """Look after an epoch, and give what the log keeps of it. With validation images, after the last one, look at
-        many samples, and find for those shown which image of another class is most like them."""
+        """Look after an epoch, and return what the log keeps of it.
+
+        With validation images, which are given after the last epoch, look at many samples, and for each one shown find
+        the validation image of another class that is most like it."""
         count = 1 if validation is None else self._many(learner.copies)
         samples = _joined(self._looks(learner, epoch, count))
         if not samples["weight"].isfinite().all():
@@ -74,7 +76,7 @@ class Look:
         self.seen = dict(state)
 
     def _looks(self, learner: Learner, epoch: int, count: int) -> list[dict[str, Tensor]]:
-        """Mini-batches of all processes as the learner sees them, with the images as they are then and as they were."""
+        """Mini-batches of all processes as the learner sees them, with the images after and before augmentation."""
         steps, copies = self.batches.steps, learner.copies
         start = epoch * steps
         stream = self.batches.since(start)
@@ -92,13 +94,14 @@ class Look:
         return SAMPLES["small" if max(self.batches.split.sides) <= 64 else "large"]
 
     def _many(self, copies: int) -> int:
-        """As many mini-batches as are kept, but no more than a quarter of an epoch."""
+        """The number of mini-batches that fill what is kept, but no more than a quarter of an epoch."""
         return max(1, min(self._limit() // (self.batches.batch * copies), self.batches.steps // 4))
 
 
 def chosen(weight: Float[Tensor, " n"], loss: Float[Tensor, " n"]) -> Int64[Tensor, " m"]:
-    """Which samples to show: the highest weights, the lowest, and those whose weight goes against their loss: high
-    losses among the lowest tenth of the weights, low losses among the highest."""
+    """Which samples to show: the highest weights, the lowest, and those whose weight goes against their loss.
+
+    The latter are the highest losses among the lowest tenth of the weights, and the lowest among the highest tenth."""
     order = weight.argsort(stable=True)
     tenth = max(CONTRASTS, len(order) // 10)
     low, high = order[:tenth], order[-tenth:]
@@ -109,7 +112,7 @@ def chosen(weight: Float[Tensor, " n"], loss: Float[Tensor, " n"]) -> Int64[Tens
 
 @torch.no_grad()
 def negatives(learner: Learner, images: Tensor, labels: Tensor, validation: Batches) -> dict[str, Tensor]:
-    """Of another class than each image, the validation image whose feature is most like its own, by the cosine."""
+    """For each image the validation image of another class whose feature is most like its own, by the cosine."""
     own = _features(learner, images)
     best = torch.full((len(own),), -torch.inf, device=own.device)
     pictures, names = images.clone(), labels.to(own.device)
@@ -125,7 +128,7 @@ def negatives(learner: Learner, images: Tensor, labels: Tensor, validation: Batc
 
 
 def _features(learner: Learner, images: Tensor) -> Float[Tensor, "n d"]:
-    """Of length one, in evaluation mode."""
+    """Features of length one, in evaluation mode."""
     network = learner.network if learner.extractor is None else learner.extractor
     with evaluating(network), learner.features.watched():
         network(learner.prepare(images))
@@ -133,7 +136,7 @@ def _features(learner: Learner, images: Tensor) -> Float[Tensor, "n d"]:
 
 
 def _samples(look: Observation, epoch: int, place: Tensor) -> dict[str, Tensor]:
-    """What is kept of each sample; a weight of 1 is the mean."""
+    """What is kept of each sample; weights are scaled to a mean of 1."""
     t, n = look.transformation, len(look.labels)
     values = {
         "epoch": torch.full((n,), epoch),
@@ -155,7 +158,7 @@ def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _small(images: Tensor) -> Tensor:
-    """On the CPU, and no larger than they are shown."""
+    """Images on the CPU, no larger than they are shown."""
     side = max(images.shape[2:])
     if side > THUMBNAIL:
         images = F.interpolate(images.float(), scale_factor=THUMBNAIL / side, mode="area").round().to(torch.uint8)

@@ -17,7 +17,7 @@ UNKNOWN = "unknown"
 
 
 def choose_device(device: str | None) -> str:
-    """The one asked for, or CUDA where there is one."""
+    """The device asked for, or else CUDA if it is available."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"--device is {device!r}; choose cpu or cuda")
@@ -28,7 +28,7 @@ def choose_device(device: str | None) -> str:
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """Inside, a GPU gives the same numbers each time, as the CPU does anyway; operations that cannot are warned of."""
+    """A context in which a GPU repeats its numbers exactly, as a CPU always does; warns of operations that cannot."""
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -55,9 +55,9 @@ def machine(device: str) -> dict[str, str | int]:
 
 
 def commit() -> str | None:
-    """Of the code, where it runs from a checkout; with a + where it was changed since.
+    """The commit of the code if it runs from a checkout, with a + if files were changed since.
 
-    Code that was copied without its repository is told by METAAUGMENT_COMMIT.
+    For code that was copied without its repository, METAAUGMENT_COMMIT says it.
     """
     here = Path(__file__).parent
     git = ["git", "-C", str(here)]

@@ -11,7 +11,7 @@ from metaaugment.training.log import Row
 from metaaugment.training.trainer import Trainer, Watcher
 
 REFRESH = 1.0  # seconds between looks at the running loss, each of which waits for the device
-NEWS = 30.0  # seconds between lines on what has no epochs
+NEWS = 30.0  # seconds between progress lines of a loop that has no epochs
 
 
 class Bar(Watcher):
@@ -99,7 +99,7 @@ class TensorBoard(Watcher):
 
 
 def counted(console: Console) -> Callable[[Iterable[int], str], Iterable[int]]:
-    """Shows how far a loop is, with what it does: a bar on a terminal, and elsewhere a line now and then."""
+    """A wrapper that shows what a loop does and how far it is: a bar on a terminal, elsewhere a line now and then."""
 
     def steps(loop: Iterable[int], what: str) -> Iterable[int]:
         if console.is_terminal:

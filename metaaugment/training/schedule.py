@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 def cosine(peak: float, steps: int, warmup: int = 0, start: float = 0.0) -> Callable[[int], float]:
-    """From `start` up to `peak` on a line over the first `warmup` steps, then down to 0 along half a cosine."""
+    """Linearly from `start` up to `peak` over the first `warmup` steps, then down to 0 along half a cosine."""
 
     def rate(step: int) -> float:
         if step < warmup:

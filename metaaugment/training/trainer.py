@@ -1,4 +1,4 @@
-"""The loop: learners one after the other over one network, and all that is needed to go on after a stop."""
+"""The training loop: learners in turn over one network, and all that is needed to continue after a stop."""
 
 import math
 import time
@@ -26,52 +26,52 @@ from metaaugment.training.log import LOG, Log, Row
 from metaaugment.training.look import Look
 from metaaugment.training.machine import UNKNOWN, commit, continued
 
-LONGEST = 80  # characters of a value that an error names
+LONGEST = 80  # most characters of a value in an error message
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Epochs under one learner. `begin` makes it, with the optimizer of its policy, out of the learner before it."""
+    """Epochs under one learner. `begin` makes it, with its policy's optimizer, from the learner before it."""
 
     epochs: int
     begin: Callable[[Learner | None], tuple[Learner, Optimizer | None]]
 
 
 class Watcher:
-    """Whoever wants to know how far a run is; what a subclass leaves out does nothing."""
+    """Follows the progress of a run; methods that a subclass leaves out do nothing."""
 
     def began(self, trainer: "Trainer") -> None:
-        """Ahead of the first step of this process."""
+        """Called before the first step of this process."""
 
     def stepped(self, trainer: "Trainer") -> None:
-        """Behind each step."""
+        """Called after each step."""
 
     def ended_epoch(self, trainer: "Trainer", row: Row) -> None:
-        """Behind each epoch, with its row of the log."""
+        """Called after each epoch, with its row of the log."""
 
     def ended(self, trainer: "Trainer") -> None:
-        """At the end, however it came."""
+        """Called at the end, whatever ended it."""
 
 
 class Trainer:
-    """Trains a network through phases, with a log row per epoch, and a checkpoint where it does not cost too much.
+    """Trains a network through phases, with a log row per epoch, and checkpoints as often as their cost allows.
 
-    Of several processes each has a part of every mini-batch, and only the first one writes. They all keep the same
-    parameters and the same generators, so that its checkpoint is continued by any number of them.
+    With several processes, each gets a part of every mini-batch, and only the first one writes. All of them hold the
+    same parameters and generator states, so any number of processes can continue from its checkpoint.
 
     Args:
         network: the task network, on its device.
-        optimizer: the task network's, one through all phases.
+        optimizer: the task network's, the same through all phases.
         phases: what is trained in turn.
         train, validation: mini-batches.
-        rate, policy_rate: learning rate of a step, counted over all epochs from 0; the policy's stays what its
-            optimizer was made with if not given.
+        rate, policy_rate: learning rates as functions of the step, counted from 0 over all epochs; without
+            `policy_rate`, the policy's optimizer keeps the rate it was made with.
         folder: where log and checkpoints go.
-        identity: what a checkpoint must agree on to be continued here; JSON.
-        precision: makes the context of passes, `torch.autocast` for one.
+        identity: what a checkpoint must agree with to be continued here; JSON.
+        precision: makes the context that passes run in, such as `torch.autocast`.
         captured: whether steps are replayed as CUDA graphs.
         look: keeps what is seen of a policy after each epoch.
-        alpha: the inner step size of a step, where it is not the learner's own.
+        alpha: the inner step size as a function of the step; the learner's own if not given.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class Trainer:
         self.log = Log(folder / LOG if rank() == 0 else None)
         self.checkpoints = Checkpoints(folder)
         self.epochs = sum(phase.epochs for phase in phases)
-        self.epoch = 0  # finished ones
-        self.step = 0  # finished ones of the epoch under way
-        self.seconds = 0.0  # of the epoch under way
+        self.epoch = 0  # epochs finished
+        self.step = 0  # steps finished in the epoch under way
+        self.seconds = 0.0  # spent on the steps of the epoch under way
         self.sums = torch.zeros(3, dtype=torch.float64, device=train.device)
-        self.commit: str | None = None  # of the code, or several in turn, that it is trained at
+        self.commit: str | None = None  # of the code that trains it, or several in turn
         self.learner, self.policy_optimizer = self._begin(0, None)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -127,10 +127,10 @@ class Trainer:
                 self._tell(lambda watcher: watcher.ended(self))
 
     def _stop_if_asked(self, interruption: Interruption) -> None:
-        """All processes behind the same step, whichever of them was asked."""
+        """Stop all processes after the same step, whichever of them was asked to."""
         if signum := highest(interruption.signum or 0):
-            # A sum over processes within an epoch is rounded otherwise than at its end. So as many processes go on with
-            # a part each, bit for bit, and another number of them with the sum.
+            # Adding up the tallies within an epoch rounds differently than at its end. So each process's part is kept
+            # too: the same number of processes continues from its parts, bit for bit, and any other from the sum.
             parts = [collected(tally[None]) for tally in self._tallies()] if world_size() > 1 else []
             leave_to_first(self._tallies())
             self._agree_on_statistics()
@@ -154,7 +154,7 @@ class Trainer:
             self._tell(lambda watcher: watcher.stepped(self))
             if self.step < self.train.steps:
                 self._stop_if_asked(interruption)
-                # Several processes would have to agree on it, and their epochs are the shorter for it.
+                # Several processes would have to agree on when, and their epochs are shorter anyway.
                 if world_size() == 1 and self.checkpoints.overdue:
                     self.save()
         sums = self.sums.cpu()  # waits for the device
@@ -162,7 +162,7 @@ class Trainer:
         return sums
 
     def _end_epoch(self, train_loss: float, train_accuracy: float, effective: float) -> None:
-        """Algorithm 1, line 11, and the account of the epoch."""
+        """Algorithm 1, line 11, and the epoch's log row and checkpoint."""
         learner = self.learner
         learner.sampler.update()
         self._agree_on_statistics()
@@ -175,7 +175,7 @@ class Trainer:
             "train_accuracy": train_accuracy,
             "val_loss": score.loss,
             "val_accuracy": score.top1,
-            "alpha": max(0.0, float(learner.alpha.detach())),  # as the next step has it
+            "alpha": max(0.0, float(learner.alpha.detach())),  # as the next step uses it
             "lr": self.rate(learner.steps - 1),
             "effective_samples": effective,  # 1 / ΣV², as a share of the mini-batch
             "skipped": learner.skipped,
@@ -197,7 +197,7 @@ class Trainer:
         self._tell(lambda watcher: watcher.ended_epoch(self, row))
 
     def _looked(self, epoch: int) -> Row:
-        """What the policy does after an epoch: p, and how far the weights of a mini-batch spread."""
+        """What the policy does after an epoch: p, and the quantiles of the weights of a mini-batch."""
         learner = self.learner
         if self.look is None or is_blind(learner.policy):
             return {}
@@ -219,14 +219,14 @@ class Trainer:
         return getattr(self.learner.sampler, "tallies", [])
 
     def _agree_on_statistics(self) -> None:
-        """On the first process's running statistics, where each keeps its own."""
+        """Give all processes the first one's running statistics, where each keeps its own."""
         own = [] if self.learner.extractor is None else self.learner.extractor.buffers()
         agree([*self.network.buffers(), *own])
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
     def _begin(self, epoch: int, before: Learner | None) -> tuple[Learner, Optimizer | None]:
-        """The learner of an epoch, which goes on counting where the one before it stopped."""
+        """The learner of an epoch, which continues the counts of the one before it."""
         learner, policy_optimizer = self._phase(epoch).begin(before)
         learner.steps = epoch * self.train.steps
         learner._skipped += 0 if before is None else before.skipped
@@ -240,7 +240,7 @@ class Trainer:
         return self.phases[-1]
 
     def _start_streams(self) -> None:
-        """Data from where the learner stands, and a way to make its steps."""
+        """Start the batches from the learner's step on, and choose how its steps are made."""
         learner = self.learner
         self._batches = self.train.since(learner.steps)
         self._validation_batches = self.validation.since(learner.steps // learner.every)
@@ -260,7 +260,7 @@ class Trainer:
             self.checkpoints.save(self.state_dict() | more)
 
     def resume(self) -> bool:
-        """Go on from the folder's checkpoint; False where it has none yet, and the run starts over."""
+        """Continue from the folder's checkpoint; False if it has none yet, and the run starts over."""
         state = first(lambda: checkpoint.load(self.folder))
         with checkpoint.understood(self.folder):
             if state is not None:
@@ -286,14 +286,14 @@ class Trainer:
             "sums": self.sums,
             "network": self.network.state_dict(),
             "learner": self.learner.state_dict(),
-            # Learning rates are functions of the step, so their groups hold nothing to be kept.
+            # Without parameter groups: learning rates are functions of the step, so these hold nothing to keep.
             "optimizers": {name: o.state_dict()["state"] for name, o in optimizers.items() if o is not None},
             "generators": generators,
             "look": {} if self.look is None else self.look.state_dict(),
         }
 
     def load_learned(self, state: Mapping[str, Any]) -> None:
-        """The network and the learner as they were, on whatever device; enough to look at them."""
+        """Restore the network and the learner, on any device; enough to look at them."""
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
         self.network.load_state_dict(state["network"])
         self.learner, self.policy_optimizer = self._begin(self.epoch, None)
@@ -306,7 +306,7 @@ class Trainer:
             if len(of_each) == world_size() > 1:
                 tally.copy_(of_each[rank()])
             elif rank() > 0:
-                tally.zero_()  # the first process has it
+                tally.zero_()  # the first process has the sum
         self.sums.copy_(state["sums"])
         self.commit = str(state.get("commit", UNKNOWN))  # which older checkpoints do not say
         if self.look is not None:
@@ -334,9 +334,9 @@ def _set_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def _lay_out(optimizer: Optimizer) -> None:
-    """What an optimizer keeps of a parameter, in that parameter's own strides: a fused step refuses others.
+    """Give an optimizer's state the strides of its parameters: a fused step refuses others.
 
-    A checkpoint keeps values only, so that what was channels_last comes back contiguous.
+    A checkpoint keeps values only, so what was channels_last comes back contiguous.
     """
     for parameter, entry in optimizer.state.items():
         for name, value in entry.items():
@@ -347,8 +347,8 @@ def _lay_out(optimizer: Optimizer) -> None:
 def check_identity(file: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to continue what was begun under other settings or on other data.
 
-    What only one of them knows is a setting of another version of this program, which the other one has at its default.
-    The file of a policy may have moved: where a checkpoint says what was in it, it is known by that.
+    A key that only one side has is a setting of another version of this program, which the other has at its default.
+    The file of a policy may have moved: if the checkpoint has its SHA-256, the policy is compared by that instead.
     """
     moved = {"policy"} if found.get("policy_sha256") is not None else set[str]()
     for key in sorted((found.keys() & wanted.keys()) - moved):
@@ -366,6 +366,6 @@ def check_identity(file: Path, found: Mapping[str, Any], wanted: Mapping[str, An
 
 
 def _said(value: object) -> str:
-    """A value in a line: what another program wrote may be of any length."""
+    """A value on one line, cut short: what another program wrote may be of any length."""
     words = " ".join(repr(value).split())
     return words if len(words) <= LONGEST else f"{words[:LONGEST]} …"
