@@ -45,6 +45,16 @@ def test_the_card_has_the_figures_of_the_runs(method: str, words: str) -> None:
     assert f"| {statistics.mean(values):.2f} ± {statistics.stdev(values):.2f} | {len(values)} |" in row
 
 
+@pytest.mark.parametrize(("method", "words"), [
+    ("baseline", "plain training"), ("randaugment", "uniform pairs"), ("metaaugment-fast", "learning a policy"),
+    ("transfer-wrn-40-2", "under this file"),
+])  # fmt: skip
+def test_the_card_has_the_figures_of_another_network(method: str, words: str) -> None:
+    (file,) = (ROOT / "results" / "omniglot-wrn-28-10").glob(f"{method}-seed*.json")
+    row = next(line for line in CARD.splitlines() if line.startswith(f"| {words}"))
+    assert f"| {100 * json.loads(file.read_text())['test_accuracy']:.2f} | 1 |" in row
+
+
 def test_the_card_has_the_accuracy_of_the_run_that_made_it() -> None:
     run, *others = (json.loads((RESULTS / f"metaaugment-fast-seed{seed}.json").read_text()) for seed in range(3))
     own, *rest = (f"{100 * each['test_accuracy']:.2f}" for each in (run, *others))

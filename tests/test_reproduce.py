@@ -792,16 +792,20 @@ def test_every_accuracy_of_the_report_has_its_files() -> None:
 def test_every_speed_of_the_report_is_in_its_file() -> None:
     report = (ROOT / "RESULTS.md").read_text()
     measured = json.loads((ROOT / "results" / "bench" / "training-h200.json").read_text())["figures"]
-    told = [line.split(" | ") for line in report.splitlines() if line.count(" | ") == 4 and line[2].isalpha()]
-    assert [(line[1], float(line[2].replace(",", ""))) for line in told] == [
-        (figure["what"], round(figure["images_per_second"])) for figure in measured
+    told = [line.split(" | ") for line in report.splitlines() if line.count(" | ") == 5 and line[2].isalpha()]
+    images = {figure["what"]: figure["images_per_second"] * figure["epoch_seconds"] for figure in measured}
+    assert [(line[0][2:], line[1], float(line[2].replace(",", ""))) for line in told] == [
+        (figure["recipe"], figure["what"], round(images[figure["what"]] / figure["steps_seconds"]))
+        for figure in measured
     ]
+    bare = [(f"{f['steps_over_bare']:.2f}", f"{f['epoch_over_bare']:.2f} |") for f in measured]
+    assert [(line[4], line[5]) for line in told] == bare
 
 
 def test_a_file_of_speeds_that_is_damaged_is_named(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     file = tmp_path / "bench" / "training-cpu.json"
-    figure = {"recipe": "digits", "what": None, "images_per_second": 1, "over_baseline": 1, "epoch_over_bare": 1}
+    figure = {"recipe": "digits", "what": None, "steps": 1, "steps_seconds": 0, "steps_over_bare": 1}
     file.write_text(json.dumps({"figures": [figure], "machine": {"hardware": "a", "torch": "b"}}))
     with pytest.raises(ValueError, match=r"training-cpu\.json is damaged"):
         results.markdown(tmp_path)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry
 from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
@@ -142,31 +143,37 @@ def markdown(folder: Path) -> str:
 
 
 def _speeds(folder: Path) -> list[str]:
-    """What methods cost: whole trainings, each alone on a device, as measured by `benchmarks/training.py`."""
+    """What methods cost: whole training alone on a device, as measured by `benchmarks/training.py`."""
     lines = []
     for file in sorted(folder.glob("bench/training-*.json")):
         measured = run_folder.read_json(file)
         try:
+            plain = {f["recipe"]: f["steps_seconds"] for f in measured["figures"] if f["what"] == "baseline"}
             rows = [
                 (
                     figure["recipe"],
                     figure["what"],
-                    f"{figure['images_per_second']:,.0f}",
-                    f"{figure['over_baseline']:.2f}",
+                    f"{figure['steps'] * RECIPES[figure['recipe']]().batch / figure['steps_seconds']:,.0f}",
+                    f"{figure['steps_seconds'] / plain[figure['recipe']]:.2f}",
+                    f"{figure['steps_over_bare']:.2f}",
                     f"{figure['epoch_over_bare']:.2f}",
                 )
                 for figure in measured["figures"]
             ]
-            table = _lines(("", "", "images/s", "time", "of bare steps"), rows)
+            table = _lines(("", "", "images/s", "time", "of bare steps", "epoch of bare steps"), rows)
             machine = f"{measured['machine']['hardware']}, torch {measured['machine']['torch']}"
-        except (AttributeError, KeyError, TypeError, ValueError):
+            epochs = f"{measured['epochs']:d}"
+        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
             raise ValueError(f"{file} is damaged: it is none of benchmarks/training.py; take an intact copy") from None
         lines += [
             "",
             f"## Speed of training ({_cell(machine)})",
             "",
-            "One after the other in one run of `benchmarks/training.py`, each alone on the device: the time of an",
-            "epoch with validation, log and checkpoint, against the baseline's and against the bare steps of its kind.",
+            f"One after the other in one run of `benchmarks/training.py`, each alone on the device, {epochs} epochs: the",
+            "steps of an epoch, against the baseline's and against the bare steps of their kind; and the whole epoch,",
+            "with validation, log and checkpoint, against the same. Each is the median over the epochs after the first;",
+            "the last one includes what a run does once: its last checkpoint and, if a policy is learned, a look at many",
+            "samples.",
             "",
             *table,
         ]
