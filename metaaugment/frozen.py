@@ -12,7 +12,12 @@ from metaaugment.sealed import first_line
 
 
 class Frozen(nn.Module):
-    """Learns nothing, and stays in evaluation mode even if `train()` is called."""
+    """Learns nothing, and stays in evaluation mode even if `train()` is called.
+
+    A learner does not keep its state: it never changes, and is rebuilt from the policy file.
+    """
+
+    kept_elsewhere = True
 
     def train(self, mode: bool = True) -> Self:
         return super().train(False)

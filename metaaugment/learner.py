@@ -329,7 +329,10 @@ class Learner:
         return int(self._skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs; the task network, optimizers and generators have states of their own."""
+        """All that `load_state_dict` needs; the task network, optimizers and generators have states of their own.
+
+        A part with `kept_elsewhere = True`, such as one from a policy file, is left out: build the learner with it.
+        """
         state = {"alpha": self.alpha.detach(), "steps": self.steps, "skipped": self._skipped}
         return state | {name: part.state_dict() for name, part in self._kept().items()}
 
@@ -339,6 +342,8 @@ class Learner:
             raise KeyError(f"this is not a state of a learner, but has {found}; give what its state_dict() returned")
         parts = self._kept()
         for name in PARTS:
+            if _kept_elsewhere(getattr(self, name)):
+                continue  # older states have it too
             if (name in parts) != (name in state):
                 one, other = ("state", "learner") if name in state else ("learner", "state")
                 raise ValueError(
@@ -353,8 +358,9 @@ class Learner:
         self.steps = int(state["steps"])
 
     def _kept(self) -> dict[str, Any]:
-        """The parts that have a state."""
-        return {name: part for name in PARTS if hasattr(part := getattr(self, name), "state_dict")}
+        """The parts whose state is kept."""
+        parts = {name: getattr(self, name) for name in PARTS}
+        return {name: p for name, p in parts.items() if hasattr(p, "state_dict") and not _kept_elsewhere(p)}
 
     # -- the parts of a step ----------------------------------------------------------------------------------------
 
@@ -595,6 +601,10 @@ def _check_kinds(network: object, sampler: object, policy: object) -> None:
     if isinstance(sampler, type) or not hasattr(sampler, "sample"):
         what = f"the class {sampler.__name__}" if isinstance(sampler, type) else f"a {type(sampler).__name__}"
         raise ValueError(f"the sampler is {what}; give an object that draws, such as TransformationSampler()")
+
+
+def _kept_elsewhere(part: object) -> bool:
+    return getattr(part, "kept_elsewhere", False)
 
 
 def next_batch(batches: Iterator[Batch]) -> Batch:

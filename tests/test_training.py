@@ -638,6 +638,29 @@ def test_a_policy_that_has_moved_can_be_named_again_and_no_other(
         assert_same(final(tmp_path / out)["network"], final(tmp_path / "whole")["network"])
 
 
+def test_a_checkpoint_leaves_out_what_the_policy_file_holds(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy of WRN-28-10 made the checkpoint of a WRN-40-2 eight times as large; older ones have it."""
+    file = tmp_path / "policy.safetensors"
+    policy = learned_policy(uninterrupted)
+    policy.save(file)
+    train(tmp_path / "whole", policy=file)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "Lines", lambda console: Stop(6))
+        with pytest.raises(Interrupted):
+            train(tmp_path / "run", policy=file)
+    state = sealed.load(tmp_path / "run" / checkpoint.LAST, "checkpoint")
+    assert state["learner"].keys() == {"alpha", "steps", "skipped", "sampler"}
+    _, judge, eyes = policy.parts()
+    assert eyes is not None
+    state["learner"] |= {"policy": judge.state_dict(), "extractor": eyes.state_dict()}
+    sealed.save(tmp_path / "run" / checkpoint.LAST, "checkpoint", state)
+    train(tmp_path / "run", resume=True)
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+
+
 def test_resuming_on_other_data_is_refused(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = experiment.dataset
 
