@@ -29,7 +29,7 @@ from metaaugment.experiments.recipe import Recipe
 from metaaugment.search import pba, population
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.population import Functions, Trial, exploit, explore, intervals
+from metaaugment.search.population import Functions, Trial, Workbench, exploit, explore, intervals
 from metaaugment.search.search import search
 from metaaugment.training import checkpoint
 from metaaugment.training.interruption import Interrupted
@@ -51,9 +51,9 @@ def small(**changes: Any) -> Recipe:
     return replace(pba.trial(RECIPES["digits"]()), **{"size": 12, "per_class": 10, "epochs": 4, **changes})
 
 
-def laboratory(folder: Path, recipe: Recipe) -> Laboratory:
+def laboratory(folder: Path, recipe: Recipe, device: str = "cpu") -> Laboratory:
     data = dataset(recipe.dataset, size=recipe.size, per_class=recipe.per_class)
-    return Laboratory(recipe, Place(device="cpu"), data, folder, QUIET)
+    return Laboratory(recipe, Place(device=device), data, folder, QUIET)
 
 
 def begin(out: Path, recipe: Recipe, settings: pba.Settings = SETTINGS) -> Path:
@@ -171,7 +171,8 @@ def test_going_on_from_another_trial_is_going_on_as_it(tmp_path: Path) -> None:
     """Same weights, momentum and draws, bit for bit; and under the same policy, the same next epoch."""
     lab = laboratory(tmp_path, small())
     functions = pba._functions(SETTINGS, lab.recipe)
-    good, bad = (Trial(lab, functions, number, tmp_path / str(number)) for number in range(2))
+    workbench = Workbench(lab, functions)
+    good, bad = (Trial(workbench, number, tmp_path / str(number)) for number in range(2))
     for trial in (good, bad):
         trial.advance(functions.start(), range(1))
     before = [state(trial) for trial in (good, bad)]
@@ -191,13 +192,37 @@ def test_going_on_from_another_trial_is_going_on_as_it(tmp_path: Path) -> None:
 def test_a_policy_changes_the_training(tmp_path: Path) -> None:
     lab = laboratory(tmp_path, small())
     functions = pba._functions(SETTINGS, lab.recipe)
-    trials = [Trial(lab, functions, 0, tmp_path / str(place)) for place in range(3)]
+    workbench = Workbench(lab, functions)
+    trials = [Trial(workbench, 0, tmp_path / str(place)) for place in range(3)]
     strong = [10, 9] * (len(functions.start()) // 2)
     for trial, policy in zip(trials, (functions.start(), functions.start(), strong), strict=True):
         trial.advance(policy, range(1))
     plain, again, augmented = (state(trial)["network"] for trial in trials)
     assert same(plain, again)
     assert not same(plain, augmented)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_trials_that_take_turns_train_as_if_alone(device: str, tmp_path: Path) -> None:
+    """On one workbench, whose captured steps stay captured, against a workbench each; on the CPU bit for bit."""
+    lab = laboratory(tmp_path, small(epochs=6, per_class=30), device)
+    functions = pba._functions(SETTINGS, lab.recipe)
+    policies = [explore(functions.start(), Random(seed)) for seed in range(3)]
+    shared = Workbench(lab, functions)
+    alone = [Trial(Workbench(lab, functions), number, tmp_path / f"alone-{number}") for number in range(2)]
+    in_turn = [Trial(shared, number, tmp_path / f"in-turn-{number}") for number in range(2)]
+    for number, policy in enumerate(policies):
+        for trial in (*in_turn, *alone):
+            trial.advance(policy, range(2 * number, 2 * number + 2))
+    for one, other in zip(alone, in_turn, strict=True):
+        assert population.lineage(one.folder) == population.lineage(other.folder)
+        found, wanted = (
+            torch.cat([w.double().flatten() for w in state(trial)["network"].values()]) for trial in (other, one)
+        )
+        # A GPU adds in no fixed order. Of another trial's momentum or policy there would be far more.
+        assert float((found - wanted).norm() / wanted.norm()) <= (0.0 if device == "cpu" else 1e-2)
+    first, second = (state(trial)["network"] for trial in in_turn)
+    assert not same(first, second)
 
 
 def state(trial: Trial) -> dict[str, Any]:

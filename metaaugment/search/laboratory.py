@@ -48,19 +48,14 @@ class Laboratory:
         """A new network on these data (by default the search's own), with some fields of the recipe changed."""
         return assemble(replace(self.recipe, **changes), data or self.data, self.device, Console(quiet=True))
 
-    def trainer(
-        self, experiment: Experiment, folder: Path, learner: MakeLearner | None = None, until: int | None = None
-    ) -> Trainer:
+    def trainer(self, experiment: Experiment, folder: Path, learner: MakeLearner | None = None) -> Trainer:
         """The trainer of a trial, resumed from the folder's checkpoint if there is one.
 
-        `learner` makes the trial's learner in place of the recipe's method. `until` is the epoch to stop after, if that
-        is earlier than the last epoch of the learning rate schedule.
+        `learner` makes the trial's learner in place of the recipe's method.
         """
         phases = experiment.phases()
         if learner is not None:
             phases = [Phase(experiment.recipe.epochs, lambda before: learner(experiment))]
-        if until is not None:
-            phases = [replace(phases[0], epochs=until)]
         folder.mkdir(parents=True, exist_ok=True)
         reader = Reader(self.place.readers, self.place.corrupt == "skip")
         trainer = run.trainer(experiment, self.place, folder, reader, (), phases)

@@ -28,6 +28,7 @@ from metaaugment.seeds import EVOLUTION, MEMBER, derived_seed
 from metaaugment.training import checkpoint
 from metaaugment.training.folder import read_json, write_json
 from metaaugment.training.log import Row
+from metaaugment.training.trainer import Trainer
 
 POPULATION = "population.json"
 RAY_FOLDER = "ray"  # Tune's own state and checkpoints, if Ray trains
@@ -97,9 +98,14 @@ class LineageSampler(ScheduleSampler):
     They are part of its state, and so of the network's checkpoint: every trial that continues from it inherits them.
     """
 
-    def __init__(self, functions: Functions, policy: Policy) -> None:
-        super().__init__(functions.schedule([policy]), epochs=1)
-        self.policy, self.lineage = policy, []
+    def __init__(self, functions: Functions) -> None:
+        self.functions, self.policy, self.lineage = functions, functions.start(), []
+        super().__init__(functions.schedule([self.policy]), epochs=1)
+
+    def follow(self, policy: Policy) -> None:
+        """Augment by another policy, in the memory that a captured step uses."""
+        self.policy, self.schedule = policy, self.functions.schedule([policy])
+        self.table.copy_(self._table())
 
     def update(self) -> None:
         super().update()
@@ -113,6 +119,42 @@ class LineageSampler(ScheduleSampler):
         self.lineage = state["lineage"]
 
 
+class Workbench:
+    """The one trainer that the trials of a process take turns on, each from the checkpoint in its folder.
+
+    With a trainer for each turn, a network would be built every few epochs and, on a GPU, its step captured again.
+    """
+
+    def __init__(self, lab: Laboratory, functions: Functions) -> None:
+        self.lab, self.functions = lab, functions
+        self._made: tuple[Trainer, LineageSampler] | None = None
+
+    def take(self, number: int, folder: Path, policy: Policy, until: int) -> Trainer:
+        """The trainer, with what a trial's folder has of it, or with a new network; to train up to an epoch."""
+        if not (folder / checkpoint.LAST).exists():
+            fresh, _ = self._make(number, folder)
+            fresh.save()
+            fresh.checkpoints.wait()
+        if self._made is None:
+            self._made = self._make(number, folder)
+        trainer, sampler = self._made
+        trainer.take_up(folder, until)
+        sampler.follow(policy)
+        return trainer
+
+    def _make(self, number: int, folder: Path) -> tuple[Trainer, LineageSampler]:
+        """A trainer with the initial weights of a trial; the recipe of all is the same, so that checkpoints fit."""
+        if self.lab.device.type == "cuda":
+            gc.collect()  # trainers are reference cycles: the previous one would still hold its memory
+        recipe, sampler = self.lab.recipe, LineageSampler(self.functions)
+        fresh = self.lab.experiment(seed=derived_seed(recipe.seed, MEMBER, number))
+
+        def learner(experiment: Experiment) -> tuple[Learner, Optimizer | None]:
+            return experiment.learner(sampler, UniformPolicy(), space=self.functions.space), None
+
+        return self.lab.trainer(replace(fresh, recipe=recipe), folder, learner), sampler
+
+
 @dataclass(frozen=True)
 class Trial:
     """A network of the population, in a folder of its own.
@@ -121,24 +163,14 @@ class Trial:
     others.
     """
 
-    lab: Laboratory
-    functions: Functions
+    workbench: Workbench
     number: int
     folder: Path
 
     def advance(self, policy: Policy, epochs: range) -> tuple[float, float]:
         """Train through these epochs, or what is left of them; returns validation accuracy and seconds."""
         started = time.perf_counter()
-        if self.lab.device.type == "cuda":
-            gc.collect()  # trainers are reference cycles: the previous one would still hold its memory
-        recipe = self.lab.recipe
-        fresh = self.lab.experiment(seed=derived_seed(recipe.seed, MEMBER, self.number))
-
-        def learner(experiment: Experiment) -> tuple[Learner, Optimizer | None]:
-            sampler = LineageSampler(self.functions, policy)
-            return experiment.learner(sampler, UniformPolicy(), space=self.functions.space), None
-
-        trainer = self.lab.trainer(replace(fresh, recipe=recipe), self.folder, learner, epochs.stop)
+        trainer = self.workbench.take(self.number, self.folder, policy, epochs.stop)
         # Spent on these epochs before an interruption.
         before = sum(row["seconds"] for row in trainer.log.rows[epochs.start :]) + trainer.seconds
         trainer.run()
@@ -167,7 +199,8 @@ def evolve(lab: Laboratory, functions: Functions, number: int, interval: int) ->
     made, and trials that were copied do not train on before then: whenever the search stops, its files suffice to
     resume it.
     """
-    trials = [Trial(lab, functions, place, lab.folder / f"trial-{place:02d}") for place in range(number)]
+    workbench = Workbench(lab, functions)
+    trials = [Trial(workbench, place, lab.folder / f"trial-{place:02d}") for place in range(number)]
     generations, file = intervals(lab.recipe.epochs, interval), lab.folder / POPULATION
     known = {(row["trial"], row["generation"]): row["objective"] for row in lab.trials()}
     state = read_json(file) if file.exists() else {"generation": 0, "policies": [functions.start()] * number}

@@ -33,7 +33,7 @@ from metaaugment.experiments.recipe import Recipe
 from metaaugment.sealed import first_line
 from metaaugment.search import population
 from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.population import QUANTILE, RAY_FOLDER, Functions, Policy, Trial, intervals
+from metaaugment.search.population import QUANTILE, RAY_FOLDER, Functions, Policy, Trial, Workbench, intervals
 from metaaugment.training import checkpoint
 
 FAILURES = 3  # per trial: a worker that dies is restarted from its last checkpoint, but not forever
@@ -72,7 +72,8 @@ class Worker(tune.Trainable):
         with contextlib.suppress(OSError):  # not there on another machine, where paths must be absolute
             os.chdir(task.here)
         self.lab = Laboratory(task.recipe, task.place, task.data, task.folder, Console(quiet=True))
-        self.functions, self.generations = task.functions, intervals(task.recipe.epochs, task.interval)
+        self.workbench = Workbench(self.lab, task.functions)
+        self.generations = intervals(task.recipe.epochs, task.interval)
         self.room = tempfile.TemporaryDirectory(prefix="metaaugment-")
 
     def step(self) -> dict[str, Any]:
@@ -99,7 +100,7 @@ class Worker(tune.Trainable):
 
     def _trial(self) -> Trial:
         number = int(self.trial_id.rsplit("_", 1)[-1])
-        return Trial(self.lab, self.functions, number, Path(self.room.name))
+        return Trial(self.workbench, number, Path(self.room.name))
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,7 @@ class Trainer:
         self.step = 0  # steps finished in the epoch under way
         self.seconds = 0.0  # spent on the steps of the epoch under way
         self.sums = torch.zeros(3, dtype=torch.float64, device=train.device)
+        self._captured_step: CapturedStep | None = None
         self.commit: str | None = None  # of the code that trains it, or several in turn
         self.learner, self.policy_optimizer = self._begin(0, None)
 
@@ -227,7 +228,8 @@ class Trainer:
 
     def _begin(self, epoch: int, before: Learner | None) -> tuple[Learner, Optimizer | None]:
         """The learner of an epoch, which continues the counts of the one before it."""
-        learner, policy_optimizer = self._phase(epoch).begin(before)
+        self._begun = self._phase(epoch)
+        learner, policy_optimizer = self._begun.begin(before)
         learner.steps = epoch * self.train.steps
         learner._skipped += 0 if before is None else before.skipped
         return learner, policy_optimizer
@@ -246,7 +248,9 @@ class Trainer:
         self._validation_batches = self.validation.since(learner.steps // learner.every)
         self._iterate: Callable[[Tensor, Tensor, Iterator[Batch]], Observation]
         if self.captured:
-            self._iterate = CapturedStep(learner, self.optimizer, self.policy_optimizer)
+            if self._captured_step is None or self._captured_step.learner is not learner:
+                self._captured_step = CapturedStep(learner, self.optimizer, self.policy_optimizer)
+            self._iterate = self._captured_step
         else:
             optimizers = {"task_optimizer": self.optimizer, "policy_optimizer": self.policy_optimizer}
             self._iterate = lambda images, labels, validation: learner.step(
@@ -268,6 +272,16 @@ class Trainer:
                 self.load_state_dict(state)
             self.log.restore([] if state is None else state["log"])
         return state is not None
+
+    def take_up(self, folder: Path, epochs: int) -> None:
+        """Turn to another run of the same identity, which has a checkpoint in its folder, and train it up to an epoch.
+
+        Everything is loaded into the memory that is there, so steps that were captured stay captured.
+        """
+        self.folder, self.epochs, self.checkpoints.folder = folder, epochs, folder
+        self.log = Log(folder / LOG if rank() == 0 else None)
+        if not self.resume():
+            raise ValueError(f"{folder} has no {checkpoint.LAST}, so there is nothing to continue; begin again")
 
     def state_dict(self) -> dict[str, Any]:
         generators = {"cpu": torch.get_rng_state()}
@@ -296,7 +310,8 @@ class Trainer:
         """Restore the network and the learner, on any device; enough to look at them."""
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
         self.network.load_state_dict(state["network"])
-        self.learner, self.policy_optimizer = self._begin(self.epoch, None)
+        if self._phase(self.epoch) is not self._begun:
+            self.learner, self.policy_optimizer = self._begin(self.epoch, None)
         self.learner.load_state_dict(state["learner"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -308,15 +323,13 @@ class Trainer:
             elif rank() > 0:
                 tally.zero_()  # the first process has the sum
         self.sums.copy_(state["sums"])
-        self.commit = str(state.get("commit", UNKNOWN))  # which older checkpoints do not say
+        found = state.get("commit", UNKNOWN)  # which older checkpoints do not say
+        self.commit = None if found is None else str(found)
         if self.look is not None:
             self.look.load_state_dict(state.get("look", {}))
         for name, optimizer in (("task", self.optimizer), ("policy", self.policy_optimizer)):
             if optimizer is not None:
-                entries = {int(key): value for key, value in state["optimizers"][name].items()}
-                groups = optimizer.state_dict()["param_groups"]
-                optimizer.load_state_dict({"state": entries, "param_groups": groups})
-                _lay_out(optimizer)
+                _restore(optimizer, {int(place): kept for place, kept in state["optimizers"][name].items()})
         torch.set_rng_state(state["generators"]["cpu"])
         if self.train.device.type == "cuda" and "cuda" in state["generators"]:
             torch.cuda.set_rng_state(state["generators"]["cuda"], self.train.device)
@@ -331,6 +344,23 @@ class Trainer:
 def _set_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def _restore(optimizer: Optimizer, entries: Mapping[int, Mapping[str, Any]]) -> None:
+    """Load what an optimizer keeps of each parameter, by its place; in place if it keeps some already.
+
+    A captured step uses the memory that is there, in which zeros mean the same as nothing kept yet.
+    """
+    if not optimizer.state:
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        _lay_out(optimizer)
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for place, parameter in enumerate(parameters):
+        for name, value in optimizer.state[parameter].items():
+            if isinstance(value, Tensor):
+                value.copy_(entries.get(place, {}).get(name, torch.zeros_like(value)))
 
 
 def _lay_out(optimizer: Optimizer) -> None:
