@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -367,6 +368,47 @@ def test_a_signal_stops_it_and_it_goes_on(whole: Path, tmp_path: Path, monkeypat
             begin(out, small())
     assert len(rows(out)) == 5
     assert published.find(resume(out, small())) == published.find(whole / "policy.json")
+
+
+def test_a_signal_at_the_end_of_an_interval_is_heeded(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a training has looked for the last time whether it is asked to stop: one in five was lost there."""
+    out, settle = tmp_path / "search", checkpoint.Checkpoints.settle
+    ends = iter(range(1, 100))
+
+    def settle_and_ask(checkpoints: checkpoint.Checkpoints) -> None:
+        settle(checkpoints)
+        if next(ends) == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Checkpoints, "settle", settle_and_ask)
+        with pytest.raises(Interrupted):
+            begin(out, small())
+    assert len(rows(out)) == 5
+    assert published.find(resume(out, small())) == published.find(whole / "policy.json")
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_checkpoint_that_is_put_back_is_made_up_for(place: int, whole: Path, tmp_path: Path) -> None:
+    """As the message about a damaged one advises; the schedule lacked an epoch."""
+    out = tmp_path / "search"
+    shutil.copytree(whole, out)
+    (out / "policy.json").unlink()
+    folder = out / f"trial-{place:02d}"
+    (folder / checkpoint.BEFORE).replace(folder / checkpoint.LAST)
+    assert published.find(resume(out, small())) == published.find(whole / "policy.json")
+    assert rows(out) == rows(whole)
+
+
+def test_a_trial_without_its_checkpoint_is_not_begun_again(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "search"
+    shutil.copytree(whole, out)
+    for file in ("policy.json", "trial-02/checkpoint.safetensors", "trial-02/checkpoint-before.safetensors"):
+        (out / file).unlink()
+    with pytest.raises(ValueError, match=r"trial-02 has no checkpoint\.safetensors any more; begin another search"):
+        resume(out, small())
 
 
 def test_it_says_how_far_it_is(tmp_path: Path) -> None:

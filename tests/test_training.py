@@ -693,6 +693,26 @@ def test_two_processes_cannot_train_into_one_folder(stopped: Path) -> None:
         other.kill()
 
 
+def test_a_signal_is_noted_in_all_contexts() -> None:
+    """One that came to a training at its very end, or while it was being set up, was lost to the search around it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with Interruption() as outer:
+        handler = signal.getsignal(signal.SIGTERM)
+        with Interruption():
+            pass
+        assert (outer.signum, signal.getsignal(signal.SIGTERM)) == (None, handler)
+        with Interruption() as inner:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert inner.signum == signal.SIGTERM
+        assert outer.signum == signal.SIGTERM
+        with Interruption() as later:
+            assert later.signum == signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert {number: signal.getsignal(number) for number in before} == before
+    with Interruption() as another:
+        assert another.signum is None
+
+
 @pytest.mark.parametrize("around", [False, True])
 def test_a_second_signal_is_the_ordinary_one(around: bool) -> None:
     """Also where a search around the training would note it."""
@@ -705,7 +725,7 @@ def test_a_second_signal_is_the_ordinary_one(around: bool) -> None:
                 assert interruption.signum == signal.SIGINT
                 with pytest.raises(KeyboardInterrupt):
                     os.kill(os.getpid(), signal.SIGINT)
-            assert (signal.getsignal(signal.SIGINT) is signal.default_int_handler) == (not around)
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)

@@ -170,6 +170,8 @@ class Trial:
     def advance(self, policy: Policy, epochs: range) -> tuple[float, float]:
         """Train through these epochs, or what is left of them; returns validation accuracy and seconds."""
         started = time.perf_counter()
+        if epochs.start > 0:
+            _check_begun(self.folder)
         trainer = self.workbench.take(self.number, self.folder, policy, epochs.stop)
         # Spent on these epochs before an interruption.
         before = sum(row["seconds"] for row in trainer.log.rows[epochs.start :]) + trainer.seconds
@@ -186,10 +188,16 @@ class Trial:
 
 def lineage(folder: Path) -> list[Policy]:
     """The policy of each epoch that a checkpoint was trained through."""
+    _check_begun(folder)
     state = checkpoint.load(folder)
-    if state is None:
-        raise ValueError(f"{folder} has no {checkpoint.LAST} any more; begin another search with --out")
+    assert state is not None
     return state["learner"]["sampler"]["lineage"]
+
+
+def _check_begun(folder: Path) -> None:
+    """Refuse to go on without the checkpoint of a trial, which would begin again under its latest policy."""
+    if not (folder / checkpoint.LAST).exists():
+        raise ValueError(f"{folder} has no {checkpoint.LAST} any more; begin another search with --out")
 
 
 def evolve(lab: Laboratory, functions: Functions, number: int, interval: int) -> list[Policy]:
@@ -204,13 +212,19 @@ def evolve(lab: Laboratory, functions: Functions, number: int, interval: int) ->
     generations, file = intervals(lab.recipe.epochs, interval), lab.folder / POPULATION
     known = {(row["trial"], row["generation"]): row["objective"] for row in lab.trials()}
     state = read_json(file) if file.exists() else {"generation": 0, "policies": [functions.start()] * number}
+    resumed = state["generation"] if known else None
     while True:
         generation, policies = state["generation"], state["policies"]
         for trial, policy in zip(trials, policies, strict=True):
-            if (trial.number, generation) not in known:
-                lab.stop_if_asked()
-                epochs = generations[generation]
-                objective, seconds = trial.advance(policy, epochs)
+            noted = (trial.number, generation) in known
+            if noted and generation != resumed:
+                continue
+            # Where the search resumes, also a trial that is noted: its checkpoint may have been put back to an earlier
+            # one, and then it makes up for what is missing.
+            lab.stop_if_asked()
+            epochs = generations[generation]
+            objective, seconds = trial.advance(policy, epochs)
+            if not noted:
                 lab.note(row(trial.number, generation, epochs, objective, seconds, policy))
                 known[trial.number, generation] = objective
                 tell(lab, len(known), number * len(generations), max(known.values()))

@@ -3,6 +3,7 @@
 import signal
 import threading
 from types import FrameType
+from typing import Any, ClassVar
 
 
 class Interrupted(Exception):
@@ -14,22 +15,35 @@ class Interrupted(Exception):
 
 
 class Interruption:
-    """A context in which the two signals are noted in `signum` instead of ending the process."""
+    """A context in which the two signals are noted in `signum` instead of ending the process.
+
+    A signal that is noted in one context is noted in all those around it, and in those that are entered after it: it
+    must not get lost between a training and the search that it is part of.
+    """
 
     signum: int | None = None
+    _entered: ClassVar[list["Interruption"]] = []  # from the outermost to the innermost
 
     def __enter__(self) -> "Interruption":
-        self._before = {}
+        self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+            if self._entered:
+                self.signum = self._entered[-1].signum
+            self._entered.append(self)
+            if self.signum is None:
+                self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        if self in self._entered:
+            self._entered.remove(self)
+        # After a signal, the next one ends the process until the outermost context is left.
+        if self.signum is None or not self._entered:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
-        # Not the previous handlers: those of an enclosing context would only note the second signal as well.
+        for context in self._entered:
+            context.signum = signum
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
