@@ -147,8 +147,8 @@ def _together() -> Iterator[None]:
     """Turn a collective's error into `Parted`, whatever the backend; refuse a collective in a worker: it would hang."""
     if get_worker_info() is not None:
         raise RuntimeError(
-            "this is a worker of a data loader, which cannot reach the other processes of the run; compute weights in "
-            "the training loop, and in the worker only images: policy.transform(images), or PolicyTransform"
+            "a data loader's worker cannot reach the other processes of the run; compute only images in the worker, by "
+            "policy.transform(images) or PolicyTransform, and weights in the training loop"
         )
     try:
         yield

@@ -23,7 +23,7 @@ def embed(transformation: Transformation) -> Float[Tensor, "n 28"]:
         for index in (t.first, t.second):
             if (index >= K).any():
                 raise ValueError(
-                    f"function index {int(index.max())} has no place in the embedding; "
+                    f"the embedding has no place for function index {int(index.max())}; "
                     f"it holds the paper's functions, 0 to {K - 1}"
                 )
     magnitudes = t.magnitudes.float()

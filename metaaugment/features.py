@@ -48,8 +48,8 @@ class Features:
         """The features of the pass just watched, averaged over positions or tokens where there are any."""
         if self._last is None:
             raise ValueError(
-                "the layer of the features was not called in the network's pass; name another with features= (what "
-                "torch.compile has compiled already cannot be watched: build the learner before its first pass)"
+                "the network's pass did not call the layer that the features come from; name another with features= "
+                "(a pass that is compiled already cannot be watched: build the learner before the first one)"
             )
         layer, features = self._last
         self._last, self.layers = None, [layer]

@@ -91,9 +91,9 @@ class Eyes(Frozen):
             height, width = inputs.shape[-2:]
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            way = f"learned with {self.size[0]} by {self.size[1]}: resize the images, or use policy.sampler_only()"
+            way = f"learned on {self.size[0]} by {self.size[1]}: resize the images, or use policy.sampler_only()"
             if (height, width) == self.size:
-                way = "said to be learned with just these: use policy.sampler_only()"
+                way = "recorded as learned on images of this size: use policy.sampler_only()"
             reason = f"the policy's extractor fails on images of {height} by {width} pixels ({first_line(error)})"
             raise ValueError(f"{reason}; it was {way}") from error
         return self.features.take(), logits
@@ -102,6 +102,6 @@ class Eyes(Frozen):
 def check_channels(images: Tensor, channels: int) -> None:
     if images.shape[1] != channels:
         raise ValueError(
-            f"the images have {images.shape[1]} channels, but the policy was learned on images of {channels}; convert "
-            "them, or use its p alone: metaaugment.apply(images, policy.sample(n), policy.space, fill)"
+            f"the images have {images.shape[1]} channels, but the policy was learned on images with {channels}; "
+            "convert them, or use its p alone: metaaugment.apply(images, policy.sample(n), policy.space, fill)"
         )

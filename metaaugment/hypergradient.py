@@ -230,8 +230,8 @@ def refuse_shaking(network: nn.Module) -> None:
     for name, module in network.named_modules():
         if hasattr(module, EXPECTATION):
             raise ValueError(
-                f"layer {name!r} ({type(module).__name__}) is not the derivative of its forward pass, "
-                "which route='difference' relies on; use route='forward'"
+                f"the backward pass of layer {name!r} ({type(module).__name__}) is not the derivative of its forward "
+                "pass, as route='difference' requires; use route='forward'"
             )
 
 
@@ -246,8 +246,8 @@ def refuse_reentrant(losses: Tensor) -> None:
         known.add(node)
         if node.name() == "CheckpointFunctionBackward":
             raise ValueError(
-                "the network checkpoints activations with use_reentrant=True, and Eq. 2 would miss the gradient of "
-                "those layers; use use_reentrant=False"
+                "the network checkpoints activations with use_reentrant=True, so Eq. 2 would miss the gradient of "
+                "those layers; set use_reentrant=False"
             )
         left += [before for before, _ in node.next_functions]
 

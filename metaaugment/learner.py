@@ -121,9 +121,9 @@ class Learner:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
         if not 0 <= alpha < math.inf:
-            raise ValueError(f"alpha is {alpha:g}; a step size starts at 0 or above")
+            raise ValueError(f"alpha is {alpha:g}; it must be finite, and 0 or above")
         if getattr(network, "static_graph", False):
-            raise ValueError("DistributedDataParallel's static_graph=True fits one backward pass per step; drop it")
+            raise ValueError("DistributedDataParallel's static_graph=True allows one backward pass per step; drop it")
         _check_kinds(network, sampler, policy)
         self.network = network
         self.parameters = self._trained()
@@ -237,8 +237,8 @@ class Learner:
         if images.dtype != seen.images.dtype:
             theirs, ours = short(images.dtype), short(seen.images.dtype)
             raise ValueError(
-                f"the validation images are {theirs}, the training images {ours}; give them alike, since both go "
-                "through prepare="
+                f"the validation images are {theirs}, but the training images {ours}; give both the same dtype, since "
+                "both go through prepare="
             )
         own, g = self._inner_gradient(seen, retain_graph=not self.lagged)  # ŵ = w − α g is Eq. 2
         v = self._gradient_ahead(seen, g, images, labels)  # ∇ L_val(ŵ)
@@ -339,16 +339,16 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping) or not {"alpha", "steps", "skipped"} <= state.keys():
             found = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            raise KeyError(f"this is not a state of a learner, but has {found}; give what its state_dict() returned")
+            raise KeyError(f"this is not the state of a learner (found: {found}); give what its state_dict() returned")
         parts = self._kept()
         for name in PARTS:
             if _kept_elsewhere(getattr(self, name)):
                 continue  # older states have it too
             if (name in parts) != (name in state):
-                one, other = ("state", "learner") if name in state else ("learner", "state")
+                one, other = ("saved state", "learner") if name in state else ("learner", "saved state")
                 raise ValueError(
-                    f"the {one} has a {name} with a state of its own, and the {other} none; build the learner of the "
-                    "same parts as the one whose state it is"
+                    f"the {one} has a stateful {name}, but the {other} has none; build the learner with the same parts "
+                    "as the saved one"
                 )
         for name, part in parts.items():
             part.load_state_dict(state[name])
@@ -384,8 +384,8 @@ class Learner:
             if "donated buffer" not in str(error):
                 raise
             raise ValueError(
-                "torch.compile donates the buffers of a pass, and this one is needed twice; use lagged=True, or, "
-                "before the first pass: import torch._functorch.config; "
+                "torch.compile gives up the buffers of a pass after one use, but this pass is needed twice; use "
+                "lagged=True, or, before the first pass: import torch._functorch.config; "
                 "torch._functorch.config.donated_buffer = False"
             ) from None
         parts = own if world_size() == 1 else [None if part is None else part.clone() for part in own]
@@ -505,8 +505,8 @@ class Learner:
     def _to_unit_range(self, images: Tensor) -> Tensor:
         if images.dtype != torch.uint8:
             raise ValueError(
-                f"the images are {short(images.dtype)}, and without prepare= they are divided by "
-                "255; give uint8 images, training and validation alike, or say with prepare= what the network takes"
+                f"the images are {short(images.dtype)}, but without prepare= they are divided by 255; give uint8 "
+                "images for training and validation, or a prepare= that turns yours into the network's inputs"
             )
         return images.to(self.dtype) / 255
 
@@ -533,8 +533,8 @@ class Learner:
             has = {id(parameter) for group in groups for parameter in group["params"]}
             if has & others and not has & mine:
                 raise ValueError(
-                    f"the {name} optimizer has the parameters of the other one; that of the task network comes first, "
-                    "then that of learner.policy_parameters()"
+                    f"the {name} optimizer has the other one's parameters; give the task network's optimizer first, "
+                    "then the one for learner.policy_parameters()"
                 )
 
     def _check_parts(self) -> None:
@@ -547,14 +547,13 @@ class Learner:
         shared = set() if self.extractor is None else set(self.extractor.parameters()) & set(self.parameters.values())
         if shared:
             raise ValueError(
-                f"the extractor has {len(shared)} parameters of the task network, which the policy would learn too; "
+                f"the extractor shares {len(shared)} parameters with the task network, which would be learned twice; "
                 "leave out extractor= to see through the task network, or give a copy of it"
             )
         own = isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters())
         if own and self.lagged:
             raise ValueError(
-                "the loss has parameters of its own, which get no gradient where w is updated with that of Eq. 2; use "
-                "lagged=False"
+                "the loss has parameters of its own, which get no gradient with lagged=True; use lagged=False"
             )
 
     @torch.no_grad()
@@ -564,8 +563,8 @@ class Learner:
         again, logits = training.again(training.network), seen.logits.detach()
         if norm([again - logits]) > training.precision**0.5 * norm([logits]):  # far more than rounding
             raise ValueError(
-                "the network gives other logits when its training pass is made again, and no difference of passes is "
-                "its derivative; keep its state in buffers, and draw from torch's, numpy's or Python's own generators"
+                "repeating the training pass gives different logits, so route='difference' cannot work; keep the "
+                "network's state in buffers, and draw random numbers from torch's, numpy's or Python's own generators"
             )
         self._checked.add("repeatable")
 

@@ -15,7 +15,7 @@ from metaaugment.transformation import Transformation
 class Observation:
     """What was observed on a mini-batch: everything that the two updates of a step need."""
 
-    images: Tensor  # augmented, uint8
+    images: Tensor  # augmented; uint8, or floating point in [0, 1] if `prepare` takes such images
     labels: Tensor
     transformation: Transformation
     features: Float[Tensor, "n d"]
@@ -54,8 +54,8 @@ def check_logits(logits: Tensor) -> None:
     if not isinstance(logits, Tensor) or logits.ndim < 2:
         found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
-            f"the network gives {found}; it must give logits [n, classes], a tensor: wrap it in a module that returns "
-            "them alone"
+            f"the network returns {found}; it must return one tensor of logits [n, classes]: wrap it in a module that "
+            "returns only these"
         )
 
 
@@ -71,7 +71,7 @@ def check_highest(logits: Tensor, labels: Tensor, what: str) -> None:
     if labels.shape == logits.shape[:1] and labels.dtype == torch.int64 and 1 < classes <= int(labels.max()):
         raise ValueError(
             f"a {what} label is {int(labels.max())}, but the network has {classes} classes, 0 to {classes - 1}; "
-            "labels that are not class numbers must have another dtype than int64"
+            "labels that are not class numbers must have a dtype other than int64"
         )
 
 

@@ -248,7 +248,7 @@ def check_classes(labels: Tensor, classes: int, whose: str) -> None:
         )
     if least < 0:
         raise ValueError(
-            f"a label is {least}, and a policy that looks at labels takes class numbers of 0 and above; use one that "
+            f"a label is {least}, but a policy that looks at labels takes class numbers of 0 and above; use one that "
             "does not look at them, such as PolicyNetwork"
         )
 
@@ -264,8 +264,8 @@ def check_features(features: Tensor, layer: nn.Linear) -> None:
 def check_outputs(outputs: Tensor) -> None:
     if (outputs < 0).any():
         raise ValueError(
-            f"the policy gives {outputs.min().item():.3g} for a sample; outputs must be positive: end it with a "
-            "sigmoid, or with an exponential"
+            f"the policy gives {outputs.min().item():.3g} for a sample; outputs must be positive: end the policy with "
+            "a sigmoid or an exponential"
         )
 
 

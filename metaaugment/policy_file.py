@@ -21,7 +21,7 @@ from metaaugment.transformation import FLOAT_TYPES
 
 FORMAT = 1
 KIND = "policy"
-WAY_OUT = "take an intact copy of it, or export the policy again"
+WAY_OUT = "restore an intact copy of it, or export the policy again"
 # Fields of a source that a file holds as they are, and all fields of a file.
 PLAIN = ("network", "num_classes", "channels", "mean", "std", "fill", "size", "layer")
 FIELDS = ("p", "policy", "theta", "w", *PLAIN, "space", "provenance")
@@ -69,7 +69,7 @@ def reading(file: Path) -> Iterator[dict[str, Any]]:
     except sealed.Damaged as error:
         raise sealed.Damaged(file, error.reason, WAY_OUT) from None
     except OSError as error:
-        way = "name a policy file; that of a run is made by metaaugment export RUN FILE"
+        way = "name a policy file; metaaugment export RUN FILE makes one from a run"
         raise sealed.Damaged(file, f"cannot be read ({error.strerror or error})", way) from None
     try:
         yield tree
@@ -85,7 +85,7 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
         raise ValueError("it does not say its format")
     if type(tree["format"]) is not int or tree["format"] != FORMAT:
         raise Foreign(
-            f"it has format {tree['format']!r}, and this version of metaaugment reads {FORMAT}; use the version that "
+            f"it has format {tree['format']!r}, but this version of metaaugment reads {FORMAT}; use the version that "
             "wrote it, or export the policy again"
         )
     if missing := [field for field in FIELDS if field not in tree]:
@@ -94,9 +94,9 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
     source = Source(**values, space=_space_of(tree["space"], space))
     if tree["policy"] is None:
         if tree["theta"] or tree["w"]:
-            raise ValueError("it has tensors of a policy, but no name of one")
+            raise ValueError("it has the tensors of a policy, but does not name it")
         if extractor is not None:
-            raise Foreign("it holds p alone, and looks through no network; leave out extractor=")
+            raise Foreign("it holds p alone and needs no network; leave out extractor=")
         return Content(tree["p"], source, None, None, tree["provenance"])
     policy = copied_policy(tree["policy"], tree["theta"], source.num_classes)
     try:
@@ -132,12 +132,10 @@ def policy_name(policy: nn.Module) -> str:
     inner = innermost(policy)
     if type(inner) in KINDS.values() and inner.head not in HEADS.values():
         raise ValueError(
-            f"the head {inner.head!r} of the policy has no place in a file; it holds torch.sigmoid and "
+            f"a policy with the head {inner.head!r} cannot be saved; use torch.sigmoid or "
             "metaaugment.policy.exponential"
         )
-    raise ValueError(
-        f"a policy of class {type(policy).__name__} has no place in a file; it holds {', '.join(POLICIES)}"
-    )
+    raise ValueError(f"a policy of class {type(policy).__name__} cannot be saved; use one of {', '.join(POLICIES)}")
 
 
 def copied_policy(name: str, tensors: Mapping[str, Tensor], num_classes: int) -> nn.Module:
@@ -147,7 +145,7 @@ def copied_policy(name: str, tensors: Mapping[str, Tensor], num_classes: int) ->
     wrapper, _, _ = POLICIES[name]
     weight = tensors.get("policy.feature.weight" if wrapper else "feature.weight")
     if weight is None or weight.ndim != 2:
-        raise ValueError("the tensor feature.weight of the policy is missing, or no matrix")
+        raise ValueError("the tensor feature.weight of the policy is missing, or is not a matrix")
     with torch.device("meta"):  # without memory of its own
         policy = build_policy(name, weight.shape[1], weight.shape[0], num_classes).float()
     return _fitted(policy, tensors, "theta")
@@ -161,8 +159,8 @@ def copied_extractor(source: Source, tensors: Mapping[str, Tensor], own: nn.Modu
         return _fitted(deepcopy(plain(own)).float(), tensors, "w")
     if source.network is None:
         raise Foreign(
-            "its extractor is a network of its user's own; load it in Python with extractor=network, where "
-            ".sampler_only().save(FILE) leaves a policy that needs none"
+            "its extractor is the user's own network; load it in Python with extractor=network, where "
+            ".sampler_only().save(FILE) writes a policy that needs none"
         )
     if source.network not in NETWORKS:
         raise Foreign(
@@ -178,7 +176,7 @@ def _fitted(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> nn.M
     needed = module.state_dict()
     for name, own in needed.items():
         if not isinstance(own, Tensor):
-            raise ValueError(f"{what}/{name} of the network is not a tensor, and has no place in a file")
+            raise ValueError(f"{what}/{name} of the network is not a tensor, so a file cannot hold it")
         if not isinstance(found := tensors.get(name), Tensor):
             raise ValueError(f"the tensor {what}/{name} is missing")
         if found.shape != own.shape:

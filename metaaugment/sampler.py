@@ -34,9 +34,9 @@ class TransformationSampler:
 
     def __init__(self, epsilon: float = 0.1, window: int = 20, functions: int = K) -> None:
         if not 0 <= epsilon <= 1:
-            raise ValueError(f"epsilon is {epsilon:g}; it is a share of uniform sampling in [0, 1]")
+            raise ValueError(f"epsilon is {epsilon:g}; the share of uniform sampling must lie in [0, 1]")
         if window < 1:
-            raise ValueError(f"window is {window}; it counts calls of update() and is at least 1")
+            raise ValueError(f"window is {window}; it counts calls of update() and must be at least 1")
         self.epsilon = epsilon
         self.window = window
         self.probabilities = torch.full((functions, functions), 1 / functions**2, dtype=torch.float64)
@@ -96,8 +96,8 @@ class TransformationSampler:
         for name in ("probabilities", "present", "past"):
             if state[name].shape[-2:] != self.probabilities.shape:
                 raise ValueError(
-                    f"the state's {name} is {tuple(state[name].shape)}, for other functions than this sampler's "
-                    f"{tuple(self.probabilities.shape)}"
+                    f"the state's {name} has shape {tuple(state[name].shape)}, but this sampler has "
+                    f"{tuple(self.probabilities.shape)} pairs; load the state of a sampler of the same functions"
                 )
         self.probabilities.copy_(state["probabilities"])
         self.present.copy_(state["present"])

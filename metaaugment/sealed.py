@@ -27,7 +27,7 @@ PATIENCE = 120.0  # seconds that a writer waits for another one in the same fold
 TENSOR = "@tensor"  # the key of the object that stands for a tensor and holds its name
 # What reading a tree of the wrong form may raise.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
-MOST_WORDS = 500  # characters of a reason
+MOST_CHARACTERS = 500  # of a reason
 
 
 class Damaged(ValueError):
@@ -35,7 +35,7 @@ class Damaged(ValueError):
 
     def __init__(self, file: Path, reason: str, way_out: str = "") -> None:
         reason = " ".join(reason.split())
-        reason = reason if len(reason) <= MOST_WORDS else f"{reason[:MOST_WORDS]} …"
+        reason = reason if len(reason) <= MOST_CHARACTERS else f"{reason[:MOST_CHARACTERS]} …"
         super().__init__(f"{file} {reason}" + (f"; {way_out}" if way_out else ""))
         self.file, self.reason = file, reason
 
@@ -66,7 +66,7 @@ def load(file: Path, kind: str) -> dict[str, Any]:
         OSError: where it cannot be read.
     """
     if file.is_char_device():
-        raise Damaged(file, "is a device, which may never end")
+        raise Damaged(file, "is a device, not a file")
     content = file.read_bytes()  # read once: the file may be replaced meanwhile
     try:
         tensors = safetensors.torch.load(content)
@@ -164,7 +164,7 @@ def _pack(tree: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(tree, Mapping):
         names = [str(key) for key in tree]
         if len(set(names)) < len(names) or TENSOR in names:
-            raise ValueError(f"the keys {names} cannot be told apart in a file; {TENSOR!r} is reserved")
+            raise ValueError(f"the keys {names} cannot be saved; as text they must differ, and {TENSOR!r} is reserved")
         return {
             name: _pack(value, tensors, _below(path, name)) for name, value in zip(names, tree.values(), strict=True)
         }

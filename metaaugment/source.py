@@ -28,19 +28,19 @@ class Source:
             raise ValueError(f"channels is {self.channels!r}; images have 1 (grey) or 3 (RGB)")
         for name, values in (("mean", self.mean), ("std", self.std), ("fill", self.fill)):
             if len(values) != self.channels:
-                raise ValueError(f"{name} is {values}; for {self.channels} channels it has {self.channels} numbers")
+                raise ValueError(f"{name} is {values}; for {self.channels} channels it needs {self.channels} numbers")
         if not all(isinstance(value, float) and math.isfinite(value) for value in (*self.mean, *self.std)):
             raise ValueError(f"mean is {self.mean} and std {self.std}; both must be finite numbers")
         if not all(value > 0 for value in self.std):
-            raise ValueError(f"std is {self.std}; they must be above 0")
+            raise ValueError(f"std is {self.std}; each number must be above 0")
         for value in self.fill:
             _check_number("fill", value, 0, 255)
         if len(self.size) != 2:
-            raise ValueError(f"size is {self.size}; it is a height and a width")
+            raise ValueError(f"size is {self.size}; it must be a height and a width")
         for value in self.size:
             _check_number("size", value, 1)
         if not isinstance(self.layer, str | None):
-            raise ValueError(f"layer is {self.layer!r}; it is a name, or none")
+            raise ValueError(f"layer is {self.layer!r}; it must be a name, or none")
 
 
 def space_hash(space: Space) -> str:
@@ -55,5 +55,5 @@ def space_hash(space: Space) -> str:
 
 def _check_number(name: str, value: object, least: int, most: int | None = None) -> None:
     if type(value) is not int or value < least or (most is not None and value > most):
-        allowed = f"at least {least}" if most is None else f"in {least} to {most}"
+        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"{name} is {value!r}; it must be a whole number {allowed}")

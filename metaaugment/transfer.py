@@ -152,7 +152,7 @@ class LearnedPolicy:
         if self.judge is None or self.eyes is None:
             return sampler, UniformPolicy(), None
         if (mean is None) != (std is None):
-            raise ValueError("parts() got one of mean and std; give both, or neither for the policy's own")
+            raise ValueError("parts() got only one of mean and std; give both, or neither for the policy's own")
         own = self.source
         given = own if mean is None or std is None else replace(own, mean=_numbers(mean), std=_numbers(std))
         between = (None, None) if given == own else _normalization(own.mean, own.std, given.mean, given.std)
@@ -203,7 +203,7 @@ class LearnedPolicy:
             lines += [
                 f"policy       {policy_name(theta)}, {_count(theta):,} parameters, {_feature_layer(theta).in_features} "
                 f"features, {_feature_layer(theta).out_features} hidden units",
-                f"extractor    {source.network or 'a network of the user'}, {_count(w):,} parameters, "
+                f"extractor    {source.network or 'a custom network'}, {_count(w):,} parameters, "
                 f"{source.num_classes:,} classes, features at {source.layer or 'its last linear layer'}",
             ]
         lines += [
@@ -232,13 +232,13 @@ class LearnedPolicy:
 
     def _check_labels(self, images: Tensor, labels: Tensor | None) -> None:
         if labels is not None and not isinstance(labels, Tensor):
-            raise ValueError(f"labels is a {type(labels).__name__}; give a torch tensor, or name it: generator=…")
+            raise ValueError(f"labels is a {type(labels).__name__}; give a torch tensor, or pass it as generator=…")
         if not self.needs_labels:
             return
         if labels is None or labels.shape != (len(images),) or labels.dtype not in INDEX_TYPES:
             found = "none" if labels is None else f"{labels.dtype} {tuple(labels.shape)}"
             raise ValueError(
-                f"the policy looks at labels, and got {found} for {len(images)} images; give one whole number each, "
+                f"the policy looks at labels, but got {found} for {len(images)} images; give one class number each, "
                 "policy.augment(images, labels), or use its p alone: policy.sampler_only()"
             )
         check_classes(labels, self.source.num_classes, "the policy")
@@ -264,9 +264,9 @@ class LearnedPolicy:
             size: of the images: one side, or height and width.
         """
         if not all(isinstance(values, Iterable) for values in (mean, std)):
-            raise ValueError(f"mean is {mean!r} and std {std!r}; give a number of each for each channel")
+            raise ValueError(f"mean is {mean!r} and std {std!r}; both need one number per channel")
         if isinstance(learner.policy, Judge):
-            raise ValueError("the learner trains under a policy from a file, and learns none; copy that file")
+            raise ValueError("the learner trains under a policy from a file and does not learn one; copy that file")
         seen_through = plain(learner.network if learner.extractor is None else learner.extractor)
         modules = {id(module): name for name, module in seen_through.named_modules()}
         layers = learner.features.layers
@@ -293,7 +293,9 @@ class LearnedPolicy:
         except ValueError as error:
             if network_name is None:
                 raise
-            raise ValueError(f"the learner's network is no {network_name}: {error}; None stands for your own") from None
+            raise ValueError(
+                f"the learner's network is not {network_name}: {error}; for one of your own, give network_name=None"
+            ) from None
         found = cls(p, source, policy, extractor, provenance)
         assert found.eyes is not None
         found.eyes.view(torch.zeros(1, source.channels, *source.size, dtype=torch.uint8, device=found.device))
@@ -347,7 +349,10 @@ def _probabilities_of(sampler: object) -> Tensor:
         return torch.full((K, K), 1 / K**2, dtype=torch.float64)
     p = getattr(sampler, "probabilities", None)
     if not isinstance(p, Tensor):
-        raise ValueError(f"the learner's sampler, a {type(sampler).__name__}, has no p of pairs that could be kept")
+        raise ValueError(
+            f"the learner's sampler, a {type(sampler).__name__}, has no p of pairs to keep; use one that has, such as "
+            "TransformationSampler"
+        )
     return p
 
 
@@ -375,8 +380,8 @@ def _check_normalization(learner: Learner, source: Source) -> None:
     alike = [one for one in (found, of_floats) if one is not None and torch.allclose(one, meant, rtol=0.02, atol=0.02)]
     if found is not None and not alike:
         raise ValueError(
-            f"mean is {source.mean} and std {source.std}, which make {_rounded(meant)} of black and white, but the "
-            f"learner's prepare makes {_rounded(found)}; give those that it normalises by"
+            f"mean is {source.mean} and std {source.std}, which turn black and white into {_rounded(meant)}, but the "
+            f"learner's prepare turns them into {_rounded(found)}; give the mean and std that it normalises by"
         )
 
 
@@ -411,7 +416,10 @@ def _check_distribution(p: Tensor) -> None:
         found = f"{p.dtype} {tuple(p.shape)}" if isinstance(p, Tensor) else type(p).__name__
         raise ValueError(f"p is {found}; it must be torch.float64 {(K, K)}")
     if not (p.isfinite() & (p >= 0)).all() or abs(float(p.sum()) - 1) > 1e-6:
-        raise ValueError(f"p is not a distribution: from {p.min():g} to {p.max():g}, and {p.sum():.9g} in all, not 1")
+        raise ValueError(
+            f"p is not a distribution: it ranges from {p.min():g} to {p.max():g} and sums to {p.sum():.9g}; it must be "
+            "nowhere negative and sum to 1"
+        )
 
 
 def _check_finite(what: str, state: Mapping[str, Tensor]) -> None:

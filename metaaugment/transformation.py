@@ -195,7 +195,7 @@ def _check_images(images: Tensor, transformation: Transformation) -> None:
         raise ValueError(f"images has shape {tuple(images.shape)}; a batch is [n, channels, height, width]")
     n, channels, height, width = images.shape
     if channels not in (1, 3):
-        raise ValueError(f"images has {channels} channels, its second axis; 1 (grey) and 3 (RGB) are allowed")
+        raise ValueError(f"images has {channels} channels (its second axis); 1 (grey) and 3 (RGB) are allowed")
     if not 1 <= min(height, width) <= max(height, width) <= MAX_SIDE:
         raise ValueError(f"images are {height} by {width} pixels; sides of 1 to {MAX_SIDE} are allowed")
     if n != len(transformation):
@@ -210,7 +210,7 @@ def _check_fill(fill: int | Sequence[int], channels: int) -> tuple[int, ...]:
     colors = [colors] * channels if isinstance(colors, float) else colors
     if colors is None or len(colors) != channels or not all(color in range(256) for color in colors):
         raise ValueError(
-            f"fill is {fill}; for images of {channels} channels it is one whole number in 0 to 255, or {channels}"
+            f"fill is {fill}; it must be one whole number from 0 to 255, or {channels} of them, one for each channel"
         )
     return tuple(int(color) for color in colors)
 

@@ -259,7 +259,7 @@ def test_what_cannot_be_is_named() -> None:
     sampler = AdversarialSampler(copies=2)
     with pytest.raises(ValueError, match="the losses that the policies are judged by are missing"):
         sampler.record(sampler.sample(4), torch.ones(4))
-    with pytest.raises(ValueError, match="the state is of 3 policies; this sampler has 2 copies"):
+    with pytest.raises(ValueError, match="state has 3 policies, but this sampler has 2 copies; build it with copies=3"):
         sampler.load_state_dict(AdversarialSampler(copies=3).state_dict())
 
 

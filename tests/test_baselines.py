@@ -398,7 +398,7 @@ def test_functions_without_an_embedding_may_be_drawn_under_equal_weights_only() 
     net = ma.network("small-cnn", 4)
     seen = ma.Learner(net, SubPolicySampler(policy), ma.UniformPolicy(), space="faa").observe(images, labels)
     assert seen.weights.tolist() == [0.25] * 4
-    with pytest.raises(ValueError, match="function index 14 has no place in the embedding"):
+    with pytest.raises(ValueError, match="the embedding has no place for function index 14"):
         ma.Learner(net, SubPolicySampler(policy), ma.PolicyNetwork(128), space="faa").observe(images, labels)
 
 
@@ -442,12 +442,12 @@ def test_what_is_written_is_read_back(name: str, tmp_path: Path) -> None:
         (plain(sub_policies=[[["Rotate", -0.1, 3], ["Invert", 0.1, None]]]), "Rotate has the probability -0.1"),
         (plain(sub_policies=[[["Rotate", math.nan, 3], ["Invert", 0.1, None]]]), "Rotate has the probability nan"),
         (plain(sub_policies=[[["Rotate", 0.5, 11], ["Invert", 0.1, None]]]), "Rotate has the level 11; it must"),
-        (plain(sub_policies=[[["Rotate", 0.5, "3"], ["Invert", 0.1, None]]]), "'3' is given where a number must be"),
+        (plain(sub_policies=[[["Rotate", 0.5, "3"], ["Invert", 0.1, None]]]), "'3' is not a number of at most 1e9"),
         (plain(sub_policies=[[["Rotate", 0.5, None], ["Invert", 0.1, None]]]), "Rotate has no level; it needs one"),
-        (plain(sub_policies=[[["Rotate", 10**400, 3], ["Invert", 0.1, None]]]), "is given where a number must be"),
-        (plain(sub_policies=[[["Rotate", 0.5, 10**400], ["Invert", 0.1, None]]]), "is given where a number must be"),
+        (plain(sub_policies=[[["Rotate", 10**400, 3], ["Invert", 0.1, None]]]), "is not a number of at most 1e9"),
+        (plain(sub_policies=[[["Rotate", 0.5, 10**400], ["Invert", 0.1, None]]]), "is not a number of at most 1e9"),
         (plain(sub_policies=[[["Rotate", 0.5, 3]]]), "must be a list of two functions"),
-        (plain(sub_policies=[["Rotate", "Invert"]]), "must be its name, probability and level"),
+        (plain(sub_policies=[["Rotate", "Invert"]]), "must be a list of its name, probability and level"),
         (plain(sub_policies=[]), "its list of sub-policies is empty"),
         (plain(sub_policies={}), "its sub_policies is {}, which is not a valid value"),
         (plain(system="mine"), "its system is 'mine'; choose one of autoaugment, faa, pba, dada"),
@@ -458,13 +458,13 @@ def test_what_is_written_is_read_back(name: str, tmp_path: Path) -> None:
         (logged(log=[]), "its log is empty"),
         (logged(log=[["1", "0", 3, 4, [0] * 4]]), "it must have six entries"),
         (logged(log=[["1", "0", 3, 4, [0] * 4, [1] * 3]]), "it must have two numbers for each function"),
-        (logged(log=[["1", "0", 3, 12, [0] * 4, [1] * 4]]), "they must not fall"),
+        (logged(log=[["1", "0", 3, 12, [0] * 4, [1] * 4]]), "they must not decrease"),
         (logged(log=[["1", "0", 3, 4.5, [0] * 4, [1] * 4]]), "they must be whole numbers"),
         (logged(operations=[]), "it must have two numbers for each function"),
         (logged(log=[["1", "0", 3, 4, [0] * 4, [11, 0, 0, 0]]]), "Rotate has the probability 1.1"),
         (
             logged(log=[["1", "0", 3, 4, [0] * 4, [1] * 4], ["2", "3", 5, 5, [1] * 4, [2] * 4]]),
-            "its log has a gap: trial 3 continues where the line before it has 1",
+            "its log has a gap: trial 3 follows a line about trial 1",
         ),
     ],
 )  # fmt: skip

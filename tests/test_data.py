@@ -231,10 +231,10 @@ def test_classes_with_one_validation_image_are_shared_out(share: float) -> None:
 
 
 def test_a_single_validation_image_cannot_be_shared_out() -> None:
-    with pytest.raises(ValueError, match=r"--held-back is 0\.5, which does not split the 1 validation images: some"):
+    with pytest.raises(ValueError, match=r"--held-back is 0\.5, which does not split the 1 validation images: both"):
         drawn(torch.tensor([3]), 0.5, 0)
     assert [len(part) for part in drawn(torch.tensor([3, 5]), 0.5, 0)[1:]] == [1, 1]
-    with pytest.raises(ValueError, match=r"--held-back is 0\.1, which does not split the 2 validation images: some"):
+    with pytest.raises(ValueError, match=r"--held-back is 0\.1, which does not split the 2 validation images: both"):
         drawn(torch.tensor([3, 5]), 0.1, 0)
 
 
@@ -411,7 +411,7 @@ def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
         ("data_batch_3.bin", lambda x: x[:-1], "data_batch_3.bin has 61,459 bytes where 61,460 are expected"),
         ("test_batch.bin", lambda x: x + b"\0", "test_batch.bin has 61,461 bytes where 61,460 are expected"),
         ("data_batch_5.bin", lambda x: b"", "data_batch_5.bin has 0 bytes where 61,460 are expected"),
-        ("data_batch_2.bin", lambda x: b"\x0a" + x[1:], "the label 10 is not one of CIFAR-10, which are 0 to 9"),
+        ("data_batch_2.bin", lambda x: b"\x0a" + x[1:], "the label 10 is not one of CIFAR-10's, which are 0 to 9"),
     ],
 )
 def test_damaged_binary(
@@ -438,13 +438,13 @@ def pickled(**changes: object) -> Callable[[bytes], bytes]:
         (lambda x: x[:100], "has 100 bytes where 61,440 to 311,296 are expected"),
         (lambda x: bytes(len(x)), "not a pickle of data"),
         (lambda x: pickle.dumps([bytes(70_000)]), "a pickled list where a dictionary is expected"),
-        (pickled(data=None, more=bytes(70_000)), "it has no 'data' but batch_label, labels, more"),
+        (pickled(data=None, more=bytes(70_000)), "it has no 'data', only batch_label, labels, more"),
         (pickled(labels=None), "it has no 'labels'"),
         (pickled(labels=[0] * 19), "no list of 20 whole numbers under 'labels'"),
         (pickled(labels=["0"] * 20), "no list of 20 whole numbers"),
-        (pickled(labels=[0] * 19 + [10]), "the label 10 is not one of CIFAR-10"),
+        (pickled(labels=[0] * 19 + [10]), "the label 10 is not one of CIFAR-10's"),
         (pickled(labels=[2**70] * 20), "too large|too big"),
-        (pickled(labels=[-1] * 20), "the label -1 is not one of CIFAR-10"),
+        (pickled(labels=[-1] * 20), "the label -1 is not one of CIFAR-10's"),
         (pickled(data=np.zeros((25, 3072), np.uint8)), "76,800 bytes of images where 61,440 are expected"),
         (pickled(data=np.zeros((20, 3072), np.int16)), "of type 'i2' where u1"),
         (pickled(data=bytes(70_000)), "its images are not an array"),
@@ -841,7 +841,7 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
     ("counts", "sentence"),
     [
         ({}, "has no class folders; put the images of each class in a folder"),
-        ({".": 3}, "has no class folders .its images lie there without any."),
+        ({".": 3}, "has no class folders .its images lie directly in it."),
         ({"a": 5}, "has one class folder, a; a classifier needs at least 2"),
         ({"a": 5, "b": 0}, "no images in class b of"),
         ({"a": 5, "b": 2}, r"too few images in class b \(2\) of .* for validation and the test, which takes 3 of"),
@@ -853,10 +853,10 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
         ({"train/a": 5, "train/b": 5, "val/a": 1, "val/c": 1}, "val has class c, which .*train lacks; add training"),
         ({"train/a": 5, "train/b": 0, "val/a": 1, "val/b": 1}, "no images in class b of .*train"),
         ({"train/a": 5, "train/b": 5, "val/a": 0, "val/b": 0}, "val has images of fewer than 2 classes of .*train;"),
-        ({"train/a": 5, "train/b": 5, "val": 3}, "val has no class folders .its images lie there without any."),
-        ({"train/a": 5, "train/b": 5, "val/a": 9, "val/b": 9}, "gives 18 images for validation and 8 for training"),
+        ({"train/a": 5, "train/b": 5, "val": 3}, "val has no class folders .its images lie directly in it."),
+        ({"train/a": 5, "train/b": 5, "val/a": 9, "val/b": 9}, "18 images for validation, more than the 8 for train"),
         ({"train/a": 5, "train/b": 5, "val/a": 1, "valid/a": 1}, "has both val and valid; keep one of them"),
-        ({"val/a": 5, "val/b": 5, "more/a": 5}, "has val and no train; add train"),
+        ({"val/a": 5, "val/b": 5, "more/a": 5}, "has val but no train; add train"),
     ],
 )
 def test_what_is_wrong_with_a_folder_is_named(counts: dict[str, int], sentence: str, tmp_path: Path) -> None:
@@ -900,7 +900,7 @@ def test_names() -> None:
         ("digits", {"size": 0}, "size is 0; images of digits have 8 to 64 pixels a side"),
         ("digits", {"held_out": (0.1, 0.1)}, "the splits of digits are fixed"),
         ("digits", {"per_class": 0}, "per_class is 0; it must be 1 to 11"),
-        ("digits", {"per_class": 998}, r"^per_class is 998; it must be 1 to 11\d, the images of the largest class$"),
+        ("digits", {"per_class": 998}, r"^per_class is 998; it must be 1 to 11\d, the size of the largest class$"),
     ],
 )
 def test_impossible_options(name: str, options: dict[str, object], sentence: str) -> None:
@@ -926,7 +926,7 @@ def test_per_class_keeps_smaller_classes_whole(tmp_path: Path) -> None:
     assert set(names(fewer.train)) < set(names(few.train)) < set(names(whole.train))
     assert names(few.val) == names(whole.val)
     assert "; at most 5 training images of each class kept" in few.note
-    with pytest.raises(ValueError, match=r"^per_class is 10; it must be 1 to 9, the images of the largest class$"):
+    with pytest.raises(ValueError, match=r"^per_class is 10; it must be 1 to 9, the size of the largest class$"):
         dataset("folder", tmp_path, per_class=10)
 
 

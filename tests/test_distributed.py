@@ -253,7 +253,7 @@ def test_workers_of_a_loader_augment_but_do_not_wait_for_other_processes(tmp_pat
     zero, one = together(2, in_workers, tmp_path / "together")
     assert (zero["False"], one["False"]) == (12, 8)
     for process in (zero, one):
-        assert "a worker of a data loader, which cannot reach the other processes" in process["True"]
+        assert "a data loader's worker cannot reach the other processes" in process["True"]
         assert "policy.transform(images)" in process["True"]
 
 

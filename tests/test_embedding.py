@@ -51,5 +51,5 @@ def test_an_empty_batch() -> None:
 
 
 def test_functions_beyond_the_papers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"function index 14 .* the paper's functions, 0 to 13"):
+    with pytest.raises(ValueError, match=r"function index 14; .* the paper's functions, 0 to 13"):
         embed(transformation(2, 14, 1.0, 1.0))

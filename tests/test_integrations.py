@@ -130,7 +130,7 @@ def test_bfloat16_comes_back_where_it_was_rounded_once(numbers: Any) -> None:
     [
         (IMAGENET, "timm", "not a uint8 pixel"),  # 253 and 254 are the same number there
         (IMAGENET, "torchvision", "not a uint8 pixel"),
-        (CLIP, "in float32, rounded once", "cannot be told apart; pass float32"),
+        (CLIP, "in float32, rounded once", r"pixels become the same number in torch\.bfloat16; pass float32"),
     ],
 )
 def test_bfloat16_is_refused_where_pixels_are_lost(numbers: Any, order: str, message: str) -> None:
@@ -161,7 +161,7 @@ def test_images_that_no_pixels_became_are_refused() -> None:
         with pytest.raises(ValueError, match="not a uint8 pixel normalised with mean") as error:
             normalization.undo(images)
         assert "\n" not in str(error.value), name
-    with pytest.raises(ValueError, match=r"are torch.uint8; normalised ones are floating point"):
+    with pytest.raises(ValueError, match=r"are torch.uint8; they must be normalised, in floating point"):
         normalization.undo(photos())
     with pytest.raises(ValueError, match=r"\(12, 1, 16, 16\); with a mean of 3 channels"):
         normalization.undo(photos(channels=1) / 255)
@@ -186,9 +186,9 @@ def test_normalised_images_are_augmented_as_their_pixels(dtype: torch.dtype) -> 
 
 
 def test_a_policy_is_for_its_channels() -> None:
-    with pytest.raises(ValueError, match="for 3 channels, but the policy was learned on images of 1"):
+    with pytest.raises(ValueError, match="for 3 channels, but the policy was learned on images with 1"):
         NormalizedPolicy(learned(1), *IMAGENET)
-    with pytest.raises(ValueError, match="for 1 channels, but the policy was learned on images of 3"):
+    with pytest.raises(ValueError, match="for 1 channels, but the policy was learned on images with 3"):
         NormalizedPolicy(learned(), (0.5,), (0.5,))
 
 
@@ -288,13 +288,13 @@ def test_torchvisions_pipelines_and_types() -> None:
 def test_what_the_transform_refuses() -> None:
     grey, colors = PolicyTransform(learned(1)), PolicyTransform(learned())
     wrong: list[tuple[nn.Module, Any, str]] = [
-        (colors, photos(1, 1)[0], "have 1 channels, but the policy was learned on images of 3"),
-        (grey, photos(1)[0], "have 3 channels, but the policy was learned on images of 1"),
-        (colors, to_pillow(photos(1, 1)[0]), "have 1 channels, but the policy was learned on images of 3"),
-        (grey, to_pillow(photos(1)[0]), "have 3 channels, but the policy was learned on images of 1"),
+        (colors, photos(1, 1)[0], "have 1 channels, but the policy was learned on images with 3"),
+        (grey, photos(1)[0], "have 3 channels, but the policy was learned on images with 1"),
+        (colors, to_pillow(photos(1, 1)[0]), "have 1 channels, but the policy was learned on images with 3"),
+        (grey, to_pillow(photos(1)[0]), "have 3 channels, but the policy was learned on images with 1"),
         (colors, to_pillow(photos(1)[0]).convert("RGBA"), "mode 'RGBA'; convert it to one of L, RGB"),
-        (colors, Normalization(*IMAGENET)(photos(1))[0], r"in \[0, 1\] here: put PolicyTransform before Normalize"),
-        (colors, photos(1)[0].float(), r"values from 0 to 255; floating point is in \[0, 1\]"),
+        (colors, Normalization(*IMAGENET)(photos(1))[0], r"must lie in \[0, 1\]: put PolicyTransform before Normalize"),
+        (colors, photos(1)[0].float(), r"values from 0 to 255; a floating-point image must lie in \[0, 1\]"),
         (colors, photos(1)[0].int(), "has dtype torch.int32"),
         (colors, photos(1)[0].numpy(), "is a ndarray; give a Pillow image or a torch tensor"),
     ]
@@ -361,7 +361,7 @@ def test_what_the_hook_refuses() -> None:
     hook = PolicyMixup(learned(), *IMAGENET, num_classes=CLASSES)
     images, labels = Normalization(*IMAGENET)(photos()), torch.arange(N) % CLASSES
     wrong = [
-        (photos(), labels, "are torch.uint8; normalised ones are floating point"),
+        (photos(), labels, "are torch.uint8; they must be normalised, in floating point"),
         (photos() / 255, labels, "not a uint8 pixel"),
         (images[:, :1], labels, "with a mean of 3 channels"),
         (images, labels + 1, "labels are 1 to 5; classes are 0 to 4"),
@@ -574,7 +574,7 @@ def test_what_joint_training_refuses_in_lightning() -> None:
         self.learner, task, policy = parts(self.network)
         return policy, task
 
-    with pytest.raises(ValueError, match="the task optimizer has the parameters of the other one"):
+    with pytest.raises(ValueError, match="the task optimizer has the other one's parameters"):
         trainer(1).fit(joint_module(configure_optimizers=swapped), train, validation)
     with pytest.raises(ValueError, match="their loader is empty"):
         trainer(1, limit_val_batches=0).fit(joint_module(policy_dataloader=lambda self: []), train)
@@ -753,14 +753,14 @@ def test_mean_and_std_come_from_the_image_processor(tmp_path: Path) -> None:
 def test_what_is_refused_in_hugging_faces_trainer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mean and std of pixel_values are not known"):
         hf_trainer(tmp_path, mean=None, std=None)
-    with pytest.raises(ValueError, match="compute_loss_func returns a single one"):
+    with pytest.raises(ValueError, match="compute_loss_func returns a single loss"):
         hf_trainer(tmp_path, compute_loss_func=lambda outputs, labels, num_items_in_batch: None)
     trainer, batch = hf_trainer(tmp_path), default_collate(list(Rows()))
     trainer.model.train()
     wrong = [
         ({"labels": batch["labels"]}, "has no 'pixel_values', only labels"),
         (batch | {"labels": F.one_hot(batch["labels"]).float()}, "the policy takes class numbers"),
-        (batch | {"pixel_values": photos()}, "are torch.uint8; normalised ones are floating point"),
+        (batch | {"pixel_values": photos()}, "are torch.uint8; they must be normalised, in floating point"),
         (batch | {"pixel_values": photos(channels=1) / 255}, "with a mean of 3 channels"),
     ]
     for inputs, message in wrong:

@@ -209,9 +209,9 @@ def test_state_goes_on_where_it_was() -> None:
     assert torch.equal(other.alpha, one.alpha)
     assert same(one.policy.state_dict(), other.policy.state_dict())
     still = ma.Learner(small(), ma.UniformSampler(), ma.PolicyNetwork(8))
-    with pytest.raises(ValueError, match="the state has a sampler with a state of its own, and the learner none"):
+    with pytest.raises(ValueError, match="the saved state has a stateful sampler, but the learner has none"):
         still.load_state_dict(one.state_dict())
-    with pytest.raises(ValueError, match="the learner has a sampler with a state of its own, and the state none"):
+    with pytest.raises(ValueError, match="the learner has a stateful sampler, but the saved state has none"):
         other.load_state_dict(still.state_dict())
     assert other.steps == 3
 
@@ -554,7 +554,7 @@ MISTAKES = {
     "every": (lambda: learner(every=0), r"every is 0; it must be a whole number of at least 1"),
     "copies": (lambda: learner(copies=0), r"copies is 0; it must be a whole number of at least 1"),
     "part": (lambda: learner(part=0), r"part is 0; it must be a whole number of at least 1"),
-    "alpha": (lambda: learner(alpha=-1.0), r"alpha is -1; a step size starts at 0 or above"),
+    "alpha": (lambda: learner(alpha=-1.0), r"alpha is -1; it must be finite, and 0 or above"),
     "alpha that is no number": (lambda: learner(alpha=math.nan), r"alpha is nan"),
     "every that is no number": (lambda: learner(every=2.5), r"every is 2.5"),
     "policy of another shape": (
@@ -591,11 +591,11 @@ MISTAKES = {
     ),
     "logits": (
         lambda: learner(nn.Sequential(small(), nn.Flatten(0))).observe(*data()),
-        r"the network gives \[80\]; it",
+        r"the network returns \[80\]; it",
     ),
     "images in [0, 1]": (
         lambda: learner().observe(data()[0] / 255, data()[1]),
-        r"the images are float32, and without prepare= they are divided by 255; give uint8 images",
+        r"the images are float32, but without prepare= they are divided by 255; give uint8 images",
     ),
     "a policy of another precision": (
         lambda: learner(small().double()),
@@ -619,7 +619,7 @@ MISTAKES = {
     ),
     "the task network as an extractor of its own": (
         lambda: ma.Learner(net := small(), ma.TransformationSampler(), ma.PolicyNetwork(8), extractor=net),
-        r"the extractor has \d+ parameters of the task network, which the policy would learn too; leave out extractor=",
+        r"extractor shares \d+ parameters with the task network, which would be learned twice; leave out extractor=",
     ),
     "an input changed in place": (
         lambda: learner(InPlace()).observe(*data()),
@@ -627,13 +627,13 @@ MISTAKES = {
     ),
     "draws of its own": (
         lambda: (joint := learner(OwnDraws())).step(*data(), *optimizers(joint), iter([data()])),
-        r"gives other logits when its training pass is made again, .*; keep its state in buffers, and draw from torch",
+        r"repeating the training pass gives different logits, .*; keep the network's state in buffers, and draw random",
     ),
     "validation images of another kind": (
         lambda: (joint := learner(prepare=lambda x: x / 255)).step(
             *data(), *optimizers(joint), iter([(data()[0] / 255, data()[1])])
         ),
-        r"the validation images are float32, the training images uint8; give them alike",
+        r"the validation images are float32, but the training images uint8; give both the same dtype",
     ),
     "a validation batch of three": (
         lambda: (joint := learner()).step(*data(), *optimizers(joint), iter([(*data(), 0)])),  # type: ignore[list-item]
@@ -660,7 +660,7 @@ MISTAKES = {
 
 def test_a_whole_checkpoint_is_no_state_of_a_learner() -> None:
     with pytest.raises(
-        KeyError, match=r"not a state of a learner, but has network, learner; give what its state_dict\(\)"
+        KeyError, match=r"not the state of a learner \(found: network, learner\); give what its state_dict\(\)"
     ):
         learner().load_state_dict({"network": {}, "learner": {}})
 
@@ -744,7 +744,7 @@ def test_reentrant_checkpoints_are_refused(lagged: bool) -> None:
 
     joint = learner(Saving(True), lagged=lagged)
     for _ in range(2):  # not only once
-        with pytest.raises(ValueError, match=r"use_reentrant=True, and Eq\. 2 would miss"):
+        with pytest.raises(ValueError, match=r"use_reentrant=True, so Eq\. 2 would miss"):
             joint.policy_backward(joint.observe(*data()), *data())
     later = learner(Saving(False), lagged=lagged, every=1)
     later.step(*data(), *optimizers(later), itertools.repeat(data()))
@@ -786,11 +786,11 @@ def test_optimizers_in_the_wrong_order_are_refused() -> None:
     task, policy = optimizers(joint)
     batches = itertools.repeat(data())
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"the task optimizer has the parameters of the other one; .* comes first"):
+        with pytest.raises(ValueError, match=r"the task optimizer has the other one's parameters; give .* first"):
             joint.step(*data(), policy, task, batches)
     joint.every = 2
     joint.step(*data(), task)  # its policy comes later
-    with pytest.raises(ValueError, match=r"the policy optimizer has the parameters of the other one"):
+    with pytest.raises(ValueError, match=r"the policy optimizer has the other one's parameters"):
         joint.step(*data(), task, task, batches)
     joint.step(*data(), task, policy, batches)
 

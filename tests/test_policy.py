@@ -164,7 +164,7 @@ def test_an_exponential_does_not_overflow() -> None:
 def test_labels_that_no_clue_can_be_found_for() -> None:
     with pytest.raises(ValueError, match="a label is 4, but the network that the policy sees through knows 3 classes"):
         clues(torch.randn(2, 3), torch.tensor([0, 4]))
-    with pytest.raises(ValueError, match="a label is -100, and a policy that looks at labels takes class numbers of 0"):
+    with pytest.raises(ValueError, match="a label is -100, but a policy that looks at labels takes class numbers of 0"):
         clues(torch.randn(2, 3), torch.tensor([0, -100]))
     with pytest.raises(ValueError, match=r"the labels are torch.float32 of shape \(2, 3\)"):
         clues(torch.randn(2, 3), torch.rand(2, 3))

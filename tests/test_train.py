@@ -174,7 +174,7 @@ def test_tails_of_ones_own(tmp_path: Path, capsys: Captured) -> None:
     assert "16 / 5 / 5 images in 5 classes" in said
     assert "val has no images of class a; test has no images of class a, e; at most 5 training images" in said
     assert json.loads((tmp_path / "run" / "result.json").read_text())["data"]["val"] == 5
-    allowed = "it must be 1 to 12, the images of the largest class"
+    allowed = "it must be 1 to 12, the size of the largest class"
     flags = (*flags, "--out", tmp_path / "none")
     assert f": --per-class is 13; {allowed}" in refused(capsys, *flags, "--per-class", "13")
     assert ": --size is 4; images of folder have 8 to" in refused(capsys, *flags, "--size", "4")

@@ -135,7 +135,7 @@ def test_a_policy_that_looks_at_labels_asks_for_them() -> None:
     policy, labels = learned(policy=POLICIES["label policy"]()), torch.arange(N) % CLASSES
     assert policy.needs_labels
     assert not learned().needs_labels
-    with pytest.raises(ValueError, match=rf"looks at labels, and got none for {N} images.*augment\(images, labels\)"):
+    with pytest.raises(ValueError, match=rf"looks at labels, but got none for {N} images.*augment\(images, labels\)"):
         policy.augment(photos())
     with pytest.raises(ValueError, match=r"got torch.int64 \(2,\) for"):
         policy.augment(photos(), labels[:2])
@@ -251,10 +251,10 @@ def spoiled(value: float) -> Callable[[Tensor], Tensor]:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "another version": ({"format": 2}, r"it has format 2, and this version of metaaugment reads 1; use the version"),
-    "a format that is true": ({"format": True}, r"it has format True, and this version of metaaugment reads 1"),
-    "no version": ({"format": None}, r"does not say its format; take an intact copy"),
-    "a field is missing": ({"mean": None}, r"the field 'mean' is missing; take an intact copy of it, or export"),
+    "another version": ({"format": 2}, r"it has format 2, but this version of metaaugment reads 1; use the version"),
+    "a format that is true": ({"format": True}, r"it has format True, but this version of metaaugment reads 1"),
+    "no version": ({"format": None}, r"does not say its format; restore an intact copy"),
+    "a field is missing": ({"mean": None}, r"the field 'mean' is missing; restore an intact copy of it, or export"),
     "a tensor of w is missing": ({"w/body.0.weight": None}, r"the tensor w/body\.0\.weight is missing"),
     "a tensor of θ is missing": ({"theta/output.bias": None}, r"the tensor theta/output\.bias is missing"),
     "θ's size is missing": ({"theta/feature.weight": None}, r"feature\.weight of the policy is missing"),
@@ -265,8 +265,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "NaN in w": ({"w/body.4.weight": spoiled(float("nan"))}, r"w/body\.4\.weight holds numbers that are not finite"),
     "infinity in θ": ({"theta/output.weight": spoiled(float("inf"))}, r"theta/output\.weight holds numbers that"),
     "NaN in p": ({"p": spoiled(float("nan"))}, r"p is not a distribution"),
-    "p below 0": ({"p": lambda p: spoiled(-float(p.view(-1)[1]))(p)}, r"p is not a distribution: from -"),
-    "p does not sum to 1": ({"p": lambda p: p * 1.01}, r"p is not a distribution: .* 1\.01 in all, not 1"),
+    "p below 0": ({"p": lambda p: spoiled(-float(p.view(-1)[1]))(p)}, r"p is not a distribution: it ranges from -"),
+    "p does not sum to 1": ({"p": lambda p: p * 1.01}, r"p is not a distribution: .* sums to 1\.01; it must"),
     "p of other functions": ({"p": torch.full((16, 16), 1 / 256).double()}, r"p is torch\.float64 \(16, 16\)"),
     "p in float32": ({"p": lambda p: p.float()}, r"p is torch\.float32 \(14, 14\); it must be torch\.float64"),
     "p is no tensor": ({"p": [1.0]}, r"p is list"),
@@ -276,12 +276,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "other classes": ({"num_classes": 6}, r"w/output\.weight is \(5, 128\); it must be \(6, 128\)"),
     "very many classes": ({"num_classes": 2**62}, r"is not an intact policy"),
     "still more": ({"num_classes": 2**80}, r"is not an intact policy"),
-    "classes in words": ({"num_classes": "five"}, r"num_classes is 'five'; it must be a whole number at least 2"),
-    "other channels": ({"channels": 1}, r"mean is .*; for 1 channels it has 1 numbers"),
+    "classes in words": ({"num_classes": "five"}, r"num_classes is 'five'; it must be a whole number of at least 2"),
+    "other channels": ({"channels": 1}, r"mean is .*; for 1 channels it needs 1 numbers"),
     "no channels": ({"channels": []}, r"is not an intact policy"),
     "an unknown policy": ({"policy": "oracle"}, r"unknown policy 'oracle'; this version of metaaugment has policy-net"),
     "another policy": ({"policy": "feature-policy"}, r"theta/output\.weight is \(1, 200\); it must be \(1, 100\)"),
-    "θ without a name": ({"policy": lambda _: None}, r"tensors of a policy, but no name of one"),
+    "θ without a name": ({"policy": lambda _: None}, r"it has the tensors of a policy, but does not name it"),
     "a policy for other features": (
         {"theta/feature.weight": lambda w: w[:, :64].contiguous()},
         r"features have 128 numbers, but the policy takes 64",
@@ -290,12 +290,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another space": ({"space/name": "autoaugment"}, r"magnitudes meant something else .* use the version"),
     "another hash": ({"space/sha256": "0" * 64}, r"magnitudes meant something else when it was learned"),
     "no space": ({"space": 3}, r"is not an intact policy"),
-    "a deviation of 0": ({"std": [0.2, 0.0, 0.3]}, r"std is .*; they must be above 0"),
+    "a deviation of 0": ({"std": [0.2, 0.0, 0.3]}, r"std is .*; each number must be above 0"),
     "a mean in words": ({"mean": ["a", "b", "c"]}, r"both must be finite numbers"),
-    "a fill above 255": ({"fill": [0, 0, 256]}, r"fill is 256; it must be a whole number in 0 to 255"),
-    "no size": ({"size": []}, r"size is \(\); it is a height and a width"),
+    "a fill above 255": ({"fill": [0, 0, 256]}, r"fill is 256; it must be a whole number from 0 to 255"),
+    "no size": ({"size": []}, r"size is \(\); it must be a height and a width"),
     "an unknown layer": ({"layer": "neck"}, r"features='neck' is not a layer of the network"),
-    "a number for a layer": ({"layer": 3}, r"layer is 3; it is a name, or none"),
+    "a number for a layer": ({"layer": 3}, r"layer is 3; it must be a name, or none"),
     "a list for provenance": ({"provenance": [1]}, r"the provenance must be a dictionary"),
 }  # fmt: skip
 
@@ -438,7 +438,7 @@ def test_p_alone(tmp_path: Path) -> None:
     assert torch.equal(sampler.probabilities, policy.probabilities)
     assert isinstance(judge, ma.UniformPolicy)
     assert eyes is None
-    with pytest.raises(ValueError, match="holds p alone, and looks through no network; leave out extractor="):
+    with pytest.raises(ValueError, match="holds p alone and needs no network; leave out extractor="):
         LearnedPolicy.load(file, extractor=ma.network("small-cnn", CLASSES))
 
 
@@ -459,9 +459,9 @@ def test_a_network_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
     network, file = Own(), tmp_path / "policy.safetensors"
     policy = export(trained(network, ma.PolicyNetwork(8), features="neck"), network=None)
     policy.save(file)
-    with pytest.raises(ValueError, match=r"learner's network is no small-cnn: the tensor .*; None stands for your own"):
+    with pytest.raises(ValueError, match=r"network is not small-cnn: the tensor .*; .* give network_name=None"):
         export(trained(network, ma.PolicyNetwork(8), features="neck"))
-    with pytest.raises(ValueError, match=r"a network of its user's own; load it in Python with extractor=network"):
+    with pytest.raises(ValueError, match=r"is the user's own network; load it in Python with extractor=network"):
         LearnedPolicy.load(file)
     with pytest.raises(ValueError, match=r"cannot be used here: .* pass the extractor that it was learned with"):
         LearnedPolicy.load(file, extractor=ma.network("small-cnn", CLASSES))
@@ -517,7 +517,7 @@ def test_all_of_a_network_of_ours_is_in_its_tensors(name: str) -> None:
 
 def test_a_generator_in_the_place_of_labels_is_no_label() -> None:
     """It would not be drawn from."""
-    with pytest.raises(ValueError, match="labels is a Generator; give a torch tensor, or name it: generator="):
+    with pytest.raises(ValueError, match="labels is a Generator; give a torch tensor, or pass it as generator="):
         learned().augment(photos(), torch.Generator())  # type: ignore[arg-type]
 
 
@@ -621,13 +621,13 @@ def test_images_of_another_size(side: int) -> None:
 
 def test_a_size_that_the_extractor_cannot_take_is_named() -> None:
     with pytest.raises(
-        ValueError, match=r"fails on images of 4 by 4 pixels \(.*learned with 16 by 16: .*sampler_only\(\)"
+        ValueError, match=r"fails on images of 4 by 4 pixels \(.*learned on 16 by 16: .*sampler_only\(\)"
     ):
         learned().augment(photos(side=4))
 
 
 BAD_IMAGES = {
-    "grey": (photos(channels=1), r"have 1 channels, but the policy was learned on images of 3"),
+    "grey": (photos(channels=1), r"have 1 channels, but the policy was learned on images with 3"),
     "an array": (photos().numpy(), r"images is a ndarray; give a torch tensor"),
     "whole numbers": (
         photos().long(),
@@ -648,7 +648,7 @@ def test_images_that_do_not_fit_are_refused(kind: str) -> None:
 
 
 def test_colors_under_a_grey_policy_are_refused() -> None:
-    with pytest.raises(ValueError, match="have 3 channels, but the policy was learned on images of 1; convert"):
+    with pytest.raises(ValueError, match="have 3 channels, but the policy was learned on images with 1; convert"):
         learned(1).augment(photos())
 
 
@@ -801,8 +801,8 @@ def test_a_normalisation_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"one of mean and std; give both, or neither"):
         policy.parts(mean=MEAN)
     for mean, std, sentence in (
-        (MEAN[:1], STD[:1], "for 3 channels it has 3 numbers"), (MEAN, (0.1, 0.0, 0.1), "they must be above 0"),
-        ((), (), "for 3 channels it has 3 numbers"), ((0.1, 0.1, float("nan")), STD, "both must be finite numbers"),
+        (MEAN[:1], STD[:1], "for 3 channels it needs 3 numbers"), (MEAN, (0.1, 0.0, 0.1), "number must be above 0"),
+        ((), (), "for 3 channels it needs 3 numbers"), ((0.1, 0.1, float("nan")), STD, "both must be finite numbers"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=sentence):
             policy.parts(mean, std)
@@ -820,7 +820,7 @@ def test_networks_of_other_precision_train_under_it() -> None:
 
 def test_a_learner_on_images_of_other_channels_is_told() -> None:
     learner = under(learned(), ma.network("small-cnn", CLASSES, 1), prepare=None, fill=0)
-    with pytest.raises(ValueError, match="have 1 channels, but the policy was learned on images of 3"):
+    with pytest.raises(ValueError, match="have 1 channels, but the policy was learned on images with 3"):
         learner.observe(photos(channels=1), torch.zeros(N).long())
 
 
@@ -847,7 +847,7 @@ def test_a_network_by_the_wrong_name_is_refused() -> None:
 def test_mean_and_deviation_are_those_of_prepare() -> None:
     """Weights through others have nothing to do with those that were learned."""
     learner = trained(ma.network("small-cnn", CLASSES), prepare=None)
-    made = r"but the learner's prepare makes \[\[0\.0, 0\.0, 0\.0\], \[1\.0, 1\.0, 1\.0\]\]"
+    made = r"but the learner's prepare turns them into \[\[0\.0, 0\.0, 0\.0\], \[1\.0, 1\.0, 1\.0\]\]"
     for mean, std in ((MEAN, STD), ((125,) * 3, (60,) * 3)):
         with pytest.raises(ValueError, match=made):
             LearnedPolicy.from_learner(learner, "small-cnn", CLASSES, mean, std, SIDE)
@@ -872,7 +872,7 @@ def test_as_many_means_as_the_network_has_channels() -> None:
     learner = trained(Own(), ma.PolicyNetwork(8), prepare=None, fill=0)
     with pytest.raises(ValueError, match=r"expected input.* to have 3 channels, but got 1 channels"):
         LearnedPolicy.from_learner(learner, None, CLASSES, [0], [1], SIDE)
-    with pytest.raises(ValueError, match=r"mean is 0\.5 and std 1; give a number of each for each channel"):
+    with pytest.raises(ValueError, match=r"mean is 0\.5 and std 1; both need one number per channel"):
         LearnedPolicy.from_learner(learner, None, CLASSES, 0.5, 1, SIDE)  # type: ignore[arg-type]
 
 
@@ -900,9 +900,7 @@ def test_a_compiled_policy_is_kept_and_another_head_is_named() -> None:
     learner.policy = torch.compile(learner.policy)  # type: ignore[assignment]
     assert export(learner).digest() == expected
     learner = trained(ma.network("small-cnn", CLASSES), ma.PolicyNetwork(128, head=F.softplus))
-    with pytest.raises(
-        ValueError, match=r"the head .*softplus.* of the policy has no place in a file; it holds torch\.sig"
-    ):
+    with pytest.raises(ValueError, match=r"a policy with the head .*softplus.* cannot be saved; use torch\.sigmoid"):
         export(learner)
 
 
@@ -924,7 +922,7 @@ def test_samplers_with_a_p_are_kept() -> None:
     learner.sampler = ma.UniformSampler()
     torch.testing.assert_close(export(learner).probabilities, torch.full((14, 14), 1 / 196).double())
     learner.sampler = ma.IdentitySampler()
-    with pytest.raises(ValueError, match="a IdentitySampler, has no p of pairs that could be kept"):
+    with pytest.raises(ValueError, match="a IdentitySampler, has no p of pairs to keep; use one that has"):
         export(learner)
 
 
@@ -937,12 +935,12 @@ def test_a_policy_of_an_unknown_class_is_refused() -> None:
     class Mine(ma.PolicyNetwork):
         pass
 
-    with pytest.raises(ValueError, match="a policy of class Mine has no place in a file; it holds policy-network"):
+    with pytest.raises(ValueError, match="a policy of class Mine cannot be saved; use one of policy-network"):
         learned(policy=Mine(128))
 
 
 def test_a_learner_under_a_policy_has_none_of_its_own() -> None:
-    with pytest.raises(ValueError, match="under a policy from a file, and learns none; copy that file"):
+    with pytest.raises(ValueError, match="under a policy from a file and does not learn one; copy that file"):
         export(under(learned(), ma.network("small-cnn", CLASSES)))
 
 

@@ -156,7 +156,7 @@ def test_draws_are_uniform_with_fair_signs() -> None:
         (torch.zeros(1, 3, 4, 4, dtype=torch.int64), r"dtype torch.int64; use torch.uint8, or floating point"),
         (torch.zeros(1, 3, 4, 4, dtype=torch.bool), r"dtype torch.bool"),
         (torch.zeros(3, 4, 4, dtype=torch.uint8), r"shape \(3, 4, 4\); a batch is \[n, channels, height, width\]"),
-        (torch.zeros(1, 2, 4, 4, dtype=torch.uint8), r"2 channels, its second axis; 1 \(grey\) and 3 \(RGB\)"),
+        (torch.zeros(1, 2, 4, 4, dtype=torch.uint8), r"2 channels \(its second axis\); 1 \(grey\) and 3 \(RGB\)"),
         (torch.zeros(1, 4, 4, 4, dtype=torch.uint8), r"4 channels"),
         (torch.zeros(1, 3, 0, 4, dtype=torch.uint8), r"0 by 4 pixels; sides of 1 to 16383"),
         (torch.zeros(1, 1, 20_000, 1, dtype=torch.uint8), r"20000 by 1 pixels"),
@@ -172,7 +172,9 @@ def test_wrong_images_are_named(images: torch.Tensor, sentence: str) -> None:
 
 @pytest.mark.parametrize("fill", [-1, 256, (1, 2), (1, 2, 3, 4), 0.5, None, "abc", [1, "2", 3]])
 def test_wrong_fill_is_named(fill: int) -> None:
-    with pytest.raises(ValueError, match=rf"fill is {re.escape(str(fill))}; .* one whole number in 0 to 255, or 3"):
+    with pytest.raises(
+        ValueError, match=rf"fill is {re.escape(str(fill))}; .* whole number from 0 to 255, or 3 of them"
+    ):
         apply(photos(1), one(), fill=fill)
 
 

@@ -80,7 +80,8 @@ class AdversarialSampler:
         """Copies into the memory in use, which a captured step may read and write."""
         if state["decisions"].shape != self.decisions.shape:
             raise ValueError(
-                f"the state is of {len(state['decisions'])} policies; this sampler has {self.copies} copies"
+                f"the state has {len(state['decisions'])} policies, but this sampler has {self.copies} copies; build "
+                f"it with copies={len(state['decisions'])}"
             )
         self.reinforce.load_state_dict(state)
         self.generator.set_state(state["generator"].cpu())

@@ -38,14 +38,14 @@ def find(policy: Path | str) -> FoundPolicy:
     file = Path(policy)
     try:
         if file.is_char_device():
-            raise ValueError("it is a device, which may never end")
+            raise ValueError("it is a device, not a file")
         values = json.loads(file.read_text())
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
     except UnicodeDecodeError:
         raise ValueError(
-            f"{file} is not a policy of a compared system, which are JSON files; a learned policy is for --method "
-            "metaaugment, and metaaugment inspect says what is in it"
+            f"{file} is not a policy of a compared system, which is a JSON file; use a learned policy with --method "
+            "metaaugment, and metaaugment inspect to see what is in it"
         ) from None
     except FileNotFoundError:
         raise ValueError(f"there is no policy {policy}; name a file, or one of {', '.join(PUBLISHED)}") from None
@@ -141,7 +141,7 @@ def _pair(pair: Any) -> tuple[Function, Function]:
 
 def _function(values: Any) -> Function:
     if not isinstance(values, list) or len(values) != 3 or not isinstance(values[0], str):
-        raise ValueError(f"a function is {values!r}; it must be its name, probability and level")
+        raise ValueError(f"a function is {values!r}; it must be a list of its name, probability and level")
     name, probability, level = values
     function = Function(name, _number(probability), 0.0 if level is None else _number(level))
     if level is None and function.takes_level:
@@ -151,7 +151,7 @@ def _function(values: Any) -> Function:
 
 def _number(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e9:
-        raise ValueError(f"{str(value)[:40]!r} is given where a number must be")
+        raise ValueError(f"{str(value)[:40]!r} is not a number of at most 1e9")
     return value
 
 
@@ -173,13 +173,13 @@ def _stages(values: Mapping[str, Any]) -> tuple[Stage, ...]:
             raise ValueError(f"a line of its log is {str(line)[:60]}; it must have six entries")
     for before, after in pairwise(log):
         if before[0] != after[1]:
-            raise ValueError(f"its log has a gap: trial {after[1]} continues where the line before it has {before[0]}")
+            raise ValueError(f"its log has a gap: trial {after[1]} follows a line about trial {before[0]}")
     bounds = [0, *(line[3] for line in log), epochs]
     if not all(type(bound) is int for bound in bounds):
         raise ValueError(f"the epochs of its log are {bounds[1:]}; they must be whole numbers")
     policies = [log[0][4], *(line[5] for line in log)]
     if any(later < earlier for earlier, later in pairwise(bounds)):
-        raise ValueError(f"the epochs of its log are {bounds[1:]}; they must not fall")
+        raise ValueError(f"the epochs of its log are {bounds[1:]}; they must not decrease")
     stages = zip(bounds, bounds[1:], policies, strict=False)
     return tuple(Stage(int(end - begin), _functions(names, policy)) for begin, end, policy in stages if end > begin)
 

@@ -52,7 +52,7 @@ class Schedule(FoundPolicy):
             if left < stage.epochs:
                 return place
             left -= stage.epochs
-        raise AssertionError("an epoch behind the last")
+        raise AssertionError("an epoch after the last")
 
 
 class ScheduleSampler(StillSampler):

@@ -26,7 +26,7 @@ from metaaugment.seeds import derived_seed
 Batch = tuple[Tensor, Tensor]
 # An evaluation batch has at most this many images, and this many pixels: 334 images of 224 × 224.
 EVALUATION_BATCH, EVALUATION_PIXELS = 1000, 2**24
-SHARED = "have fewer --workers, a smaller --batch, or more shared memory (of a container: --shm-size)"
+SHARED = "use fewer --workers, a smaller --batch, or more shared memory (for a container: --shm-size)"
 
 
 class Reader:
@@ -79,7 +79,7 @@ class Reader:
                 self.unreadable.add(problem.file)
             if full and not readable:
                 raise ValueError(
-                    f"no image of a whole mini-batch can be read, the first of them: {problems[0]}; "
+                    f"no image of a mini-batch can be read: {problems[0]}, to name the first; "
                     "begin another run with a larger --batch, or without these files"
                 )
             if readable:
@@ -188,8 +188,8 @@ def _stacked(views: list[View], full: bool = False) -> tuple[Batch | tuple[()], 
         try:
             images.share_memory_()  # here, because a failure in the thread that hands it over goes unnoticed
         except RuntimeError:
-            needed = f"{images.nbytes / 2**20:,.0f} MiB for each mini-batch that is read ahead"
-            return (), [OSError(errno.ENOSPC, f"shared memory is full, which takes {needed}: {SHARED}", "/dev/shm")]
+            needed = f"each mini-batch that is read ahead takes {images.nbytes / 2**20:,.0f} MiB"
+            return (), [OSError(errno.ENOSPC, f"shared memory is full ({needed}); {SHARED}", "/dev/shm")]
     return (images, labels), problems
 
 

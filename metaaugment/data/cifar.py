@@ -155,7 +155,7 @@ def _check_labels(layout: Layout, labels: np.ndarray) -> None:
     least, most = labels.min(), labels.max()
     if least < 0 or most >= len(layout.classes):
         wrong = least if least < 0 else most
-        raise ValueError(f"the label {wrong} is not one of {layout.title}, which are 0 to {len(layout.classes) - 1}")
+        raise ValueError(f"the label {wrong} is not one of {layout.title}'s, which are 0 to {len(layout.classes) - 1}")
 
 
 def _read_binary(layout: Layout, folder: Path, file: str) -> tuple[np.ndarray, np.ndarray]:
@@ -169,7 +169,7 @@ def _read_python(layout: Layout, folder: Path, file: str) -> tuple[np.ndarray, n
     for key in ("data", layout.label_key):
         if key not in content:
             found = ", ".join(name if name.isprintable() else ascii(name) for name in sorted(content))
-            raise ValueError(f"it has no {key!r} but {found or 'nothing'}")
+            raise ValueError(f"it has no {key!r}, only {found or 'nothing'}")
     pixels, labels = pickles.array(content["data"]), content[layout.label_key]
     if pixels.size != records * PIXELS:
         raise ValueError(f"{pixels.size:,} bytes of images where {records * PIXELS:,} are expected")

@@ -58,7 +58,8 @@ class DataSet:
         counts = [min(count, max(size - 1, 0)) for count, size in zip(shares, sizes, strict=True)]
         if not sum(counts):
             raise ValueError(
-                f"--held-back is {share:g}, which is none of the {len(self.train)} training images; choose more"
+                f"--held-back is {share:g}, which is none of the {len(self.train)} training images; choose a larger "
+                "share"
             )
         held_back, left = split(self.train.labels, seed, counts)
         note = f"{len(held_back):,} training images {STAND_IN}"
@@ -71,12 +72,12 @@ class DataSet:
             if size > 1 and not 0 < count < size:
                 raise ValueError(
                     f"--held-back is {share:g}, which does not split the {size} validation images of class {name}: "
-                    "some must be held back, and some be left; choose nearer to 0.5, or hold out more"
+                    "both parts need at least one; choose a share closer to 0.5, or hold out more"
                 )
         if not 0 < sum(counts) < len(self.val):
             raise ValueError(
-                f"--held-back is {share:g}, which does not split the {len(self.val)} validation images: some must be "
-                "held back, and some be left; choose nearer to 0.5, or hold out more"
+                f"--held-back is {share:g}, which does not split the {len(self.val)} validation images: both parts "
+                "need at least one; choose a share closer to 0.5, or hold out more"
             )
         held_back, left = split(self.val.labels, seed, counts)
         note = f"{len(held_back):,} validation images {STAND_IN}"
@@ -231,7 +232,7 @@ DATASETS: dict[str, Entry] = {
         locate=folder.locate_whole_imagenet,
         layout="imagenet/train/CLASS/*.JPEG, and val",
         how="register at https://image-net.org/download, and unpack the training and validation images of ILSVRC2012 "
-        "to {root}/imagenet/train and {root}/imagenet/val, in both a folder for each class",
+        "to {root}/imagenet/train and {root}/imagenet/val, with a folder for each class in both",
         size=folder.SIZE,
         sizes=range(8, MAX_SIDE + 1),
         held_out=folder.IMAGENET_HELD_OUT,
@@ -275,7 +276,7 @@ def dataset(
         allowed = f"{first} pixels a side" if first == last else f"{first} to {last} pixels a side"
         raise Refused("size", size, f"images of {entry.title} have {allowed}")
     if held_out is not None and entry.held_out is None:
-        raise Refused("held_out", held_out, f"the splits of {entry.title} are fixed, leave it out")
+        raise Refused("held_out", held_out, f"the splits of {entry.title} are fixed, so leave it out")
     try:
         read = entry.read(Request(where, seed, size, held_out or entry.held_out or (0, 0), progress))
     except Missing as missing:
@@ -311,6 +312,6 @@ def fewer(train: Split, num_classes: int, per_class: int, seed: int) -> Split:
     a smaller one, and adds to them."""
     sizes = train.labels.bincount(minlength=num_classes).tolist()
     if not 1 <= per_class <= max(sizes):
-        raise Refused("per_class", per_class, f"it must be 1 to {max(sizes)}, the images of the largest class")
+        raise Refused("per_class", per_class, f"it must be 1 to {max(sizes)}, the size of the largest class")
     chosen, _ = split(train.labels, seed, [min(per_class, size) for size in sizes])
     return train.take(chosen)

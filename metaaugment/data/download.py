@@ -95,23 +95,23 @@ def _download(archive: Archive, part: Path, progress: Progress) -> None:
             begin, total = _range(response)
             if begin not in (0, start):
                 part.unlink()
-                raise OSError(f"{host} sent another part of {part} than was asked for; it is removed, try again")
+                raise OSError(f"{host} did not send the part of {part} that was asked for; it is removed, try again")
             _check_space(part.parent, (total or begin) - begin + archive.max_bytes)
             done = _copy(response, part, begin, total, archive, progress)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             part.unlink()
-            raise ValueError(f"{part} was as long as the archive, and wrong; it is removed, try again") from None
+            raise ValueError(f"{part} was as long as the archive, but not the same; it is removed, try again") from None
         raise OSError(f"{archive.url}: the server answers {error.code} {error.reason}; try again later") from None
     except urllib.error.URLError as error:
         raise OSError(f"no connection to {host} ({_plain(error.reason)}); check the network and try again") from None
     except TimeoutError:
         raise OSError(f"{host} sent nothing for {TIMEOUT:g} seconds; {AGAIN}") from None
     except (http.client.HTTPException, ConnectionError) as error:
-        raise OSError(f"{host} broke off ({_plain(error)}); {AGAIN}") from None
+        raise OSError(f"the connection to {host} broke off ({_plain(error)}); {AGAIN}") from None
     if total is not None and done < total:
-        raise OSError(f"{host} broke off at {done:,} of {total:,} bytes; {AGAIN}")
+        raise OSError(f"the connection to {host} broke off at {done:,} of {total:,} bytes; {AGAIN}")
 
 
 def _open(url: str, start: int) -> http.client.HTTPResponse:
@@ -152,7 +152,9 @@ def _copy(
             progress(f"fetching {name}", done, total)
             if done > archive.max_bytes:
                 part.unlink()
-                raise ValueError(f"{archive.url} is longer than {archive.max_bytes:,} bytes: not the archive; removed")
+                raise ValueError(
+                    f"{archive.url} is longer than {archive.max_bytes:,} bytes, so it is not the archive; it is removed"
+                )
     return done
 
 

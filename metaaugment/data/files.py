@@ -146,7 +146,7 @@ def _decode(stream: BinaryIO) -> Image.Image:
         raise ValueError(f"it has {picture.width:,} × {picture.height:,} pixels, more than {MOST_PIXELS:,}")
     ImageOps.exif_transpose(picture, in_place=True)
     if picture.mode == "F":
-        raise ValueError("its pixels are floating-point numbers, of no known range")
+        raise ValueError("its pixels are floating-point numbers of unknown range")
     # At most two or three copies at a time: one of a large photo takes hundreds of megabytes.
     if picture.mode.startswith("I"):
         values = np.asarray(picture).clip(0, 65535)

@@ -104,7 +104,7 @@ def split_folders(root: Path) -> dict[str, Path]:
                 found[name] = root / folder
     splits = {name for name, folder in found.items() if _folders(folder) and not any(_files(folder))}
     if splits and "train" not in found:
-        raise ValueError(f"{root} has {found[min(splits)].name} and no train; add train, with a folder for each class")
+        raise ValueError(f"{root} has {found[min(splits)].name} but no train; add train, with a folder for each class")
     return found if "train" in splits else {}
 
 
@@ -139,7 +139,7 @@ def scan_like(train: Tree, root: Path, folder: Path) -> Tree:
 def _tree(root: Path, folder: Path) -> Tree:
     classes = _folders(folder)
     if not classes:
-        flat = " (its images lie there without any)" if any(_files(folder)) else ""
+        flat = " (its images lie directly in it)" if any(_files(folder)) else ""
         raise ValueError(f"{folder} has no class folders{flat}; put the images of each class in a folder of its own")
     above = {_identity(root), _identity(folder)}
     start = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
@@ -171,8 +171,8 @@ def cut(
         splits["train"] = splits["train"].take(rest)
     if len(splits["val"]) > len(splits["train"]):
         raise ValueError(
-            f"{root} gives {len(splits['val']):,} images for validation and {len(splits['train']):,} for training; "
-            "move some from one to the other"
+            f"{root} gives {len(splits['val']):,} images for validation, more than the {len(splits['train']):,} for "
+            "training; move some from validation to training"
         )
     told = [f"{len(train.classes):,} classes of {root}"]
     for tree in trees.values():
@@ -200,7 +200,7 @@ def _check_enough(train: Tree, shares: dict[str, float]) -> None:
         raise ValueError(
             f"too few images in class {_some([f'{name} ({n})' for name, n in few.items()])} of {train.folder} to hold "
             f"some out for {' and '.join(WORDS[part] for part in shares)}, which takes {needed} of each; add images, "
-            "remove these classes, or hold images out yourself: in folders train, val and test"
+            "remove these classes, or hold images out yourself, in folders named train, val and test"
         )
 
 

@@ -34,7 +34,7 @@ def _keep(*arguments: Any) -> _Inert:
 def _encode(text: str, encoding: str) -> bytes:
     """In old protocols, Python 3 writes bytes as text in this one encoding."""
     if encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError(f"text in encoding {encoding!r}")
+        raise pickle.UnpicklingError(f"its text is in the encoding {encoding!r}, not latin-1")
     return text.encode("latin-1")
 
 
@@ -79,7 +79,7 @@ def _check_places(written: bytes) -> None:
     is far too high, loading would allocate memory for all those below it."""
     for count, (instruction, place, _) in enumerate(pickletools.genops(written)):
         if instruction.name.endswith("PUT") and isinstance(place, int) and place > count:
-            raise pickle.UnpicklingError(f"it remembers something at place {place:,}, after {count:,} instructions")
+            raise pickle.UnpicklingError(f"it uses memo index {place:,} after only {count:,} instructions")
 
 
 def array(value: Any) -> np.ndarray:
@@ -92,5 +92,5 @@ def array(value: Any) -> np.ndarray:
         case _:
             raise ValueError("its images are not an array in C order")
     if kind not in ("u1", b"u1"):
-        raise ValueError(f"its images are of type {kind!r} where u1, uint8, is expected")
+        raise ValueError(f"its images are of type {kind!r} where u1 (uint8) is expected")
     return np.frombuffer(raw, np.uint8).reshape(shape)

@@ -91,7 +91,7 @@ def _inside(archive: Path, name: str) -> PurePosixPath:
     """A name in an archive as a path; ValueError for one that leads out of it, on any system."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or any(sign in name for sign in "\\:\0"):
-        raise ValueError(f"{archive} has the name {name!r}, which leads out of it; it is not unpacked")
+        raise ValueError(f"{archive} has the entry {name!r}, which leads outside its folder; it is not unpacked")
     return path
 
 

@@ -70,7 +70,7 @@ class JointTraining(Module):
         loaders = self.trainer.val_dataloaders
         if not loaders:
             raise ValueError(
-                "the policy learns from validation batches, and the trainer has none; give fit() a validation loader "
+                "the policy learns from validation batches, but the trainer has none; give fit() a validation loader "
                 "and the module a validation_step, or define policy_dataloader()"
             )
         return loaders[0] if isinstance(loaders, list | tuple) else loaders
@@ -118,7 +118,7 @@ class JointTraining(Module):
         optimizers = self.optimizers()
         if not isinstance(optimizers, list) or len(optimizers) != 2:
             raise ValueError(
-                "configure_optimizers must return two optimizers: the task network's, and then one of "
+                "configure_optimizers must return two optimizers: the task network's, and then one for "
                 "learner.policy_parameters()"
             )
         return optimizers[0], optimizers[1]
@@ -135,7 +135,7 @@ class JointTraining(Module):
             for batch in itertools.islice(loader, start, None):
                 yield self.trainer.strategy.batch_to_device(batch, self.device)
             if batch is None and start == 0:
-                raise ValueError("the policy learns from validation batches, and their loader is empty")
+                raise ValueError("the policy learns from validation batches, but their loader is empty")
             start = 0
 
     def _schedule(self, interval: str) -> None:

@@ -67,7 +67,8 @@ class Normalization:
         if not isinstance(images, Tensor) or images.dtype not in FLOAT_TYPES:
             kind = images.dtype if isinstance(images, Tensor) else f"a {type(images).__name__}"
             raise ValueError(
-                f"the images are {kind}; normalised ones are floating point (for uint8 there is LearnedPolicy.augment)"
+                f"the images are {kind}; they must be normalised, in floating point (for uint8 use "
+                "LearnedPolicy.augment)"
             )
         if images.ndim != 4 or images.shape[1] != len(self.mean):
             raise ValueError(
@@ -88,16 +89,16 @@ class Normalization:
         if wrong.any():
             raise ValueError(
                 f"the images hold {images[wrong][0].item():.6g}, which is not a uint8 pixel normalised with mean "
-                f"{self.mean} and std {self.std}; give the ones they were normalised with, in float32, and change "
-                "nothing after it (random erasing, mixup)"
+                f"{self.mean} and std {self.std}; give the mean and std that they were normalised with, normalise in "
+                "float32, and change nothing afterwards (no random erasing, no mixup)"
             )
 
     def _check_distinct(self, dtype: torch.dtype) -> None:
         normalized = self(torch.arange(256, device=self.shift.device).expand(len(self.mean), 1, 256), dtype)
         if (normalized[..., 1:] <= normalized[..., :-1]).any():
             raise ValueError(
-                f"with mean {self.mean} and std {self.std} some pixels are the same number in {dtype}, and cannot be "
-                "told apart; pass float32 images"
+                f"with mean {self.mean} and std {self.std}, different pixels become the same number in {dtype}; pass "
+                "float32 images"
             )
 
 
@@ -115,7 +116,7 @@ class NormalizedPolicy:
         if len(self.normalization.mean) != policy.source.channels:
             raise ValueError(
                 f"mean and std are for {len(self.normalization.mean)} channels, but the policy was learned on images "
-                f"of {policy.source.channels}; take a policy for such images, or convert them"
+                f"with {policy.source.channels}; convert your images, or use a policy learned on such images"
             )
 
     def augment(

@@ -41,7 +41,7 @@ class PolicyMixup:
         label_smoothing: float = 0.1,
     ) -> None:
         if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing is {label_smoothing:g}; it is a share in [0, 1)")
+            raise ValueError(f"label_smoothing is {label_smoothing:g}; it must be at least 0 and below 1")
         self.policy = NormalizedPolicy(policy, mean, std)
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
@@ -61,7 +61,7 @@ def one_hot(labels: Int[Tensor, " n"], num_classes: int, smoothing: float) -> Fl
     """One-hot targets; a share `smoothing` of each is spread over all classes, its own included."""
     if labels.ndim != 1 or labels.is_floating_point():
         raise ValueError(
-            f"the labels are {labels.dtype} of shape {tuple(labels.shape)}; give class numbers [n], not mixed ones"
+            f"the labels are {labels.dtype} of shape {tuple(labels.shape)}; give class numbers [n], not mixed labels"
         )
     if labels.device.type == "cpu" and len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
         raise ValueError(f"the labels are {labels.min()} to {labels.max()}; classes are 0 to {num_classes - 1}")

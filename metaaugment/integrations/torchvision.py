@@ -42,8 +42,8 @@ class PolicyTransform(nn.Module):
         plain = image.as_subclass(Tensor)
         if plain.is_floating_point() and plain.numel() and not (plain.amin() >= 0 and plain.amax() <= 1):
             raise ValueError(
-                f"the image holds values from {plain.amin():g} to {plain.amax():g}; floating point is in [0, 1] here: "
-                "put PolicyTransform before Normalize"
+                f"the image holds values from {plain.amin():g} to {plain.amax():g}; a floating-point image must lie in "
+                "[0, 1]: put PolicyTransform before Normalize"
             )
         augmented = self._augment_batch(plain) if plain.ndim == 4 else self._augment_batch(plain[None])[0]
         return augmented.as_subclass(type(image))

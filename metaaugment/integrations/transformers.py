@@ -43,7 +43,7 @@ class Transfer(Trainer):
         super().__init__(*args, **kwargs)
         if self.compute_loss_func is not None:
             raise ValueError(
-                "the policy weights one loss per sample, but compute_loss_func returns a single one; leave it out"
+                "the policy weights one loss per sample, but compute_loss_func returns a single loss; leave it out"
             )
         # The Trainer then takes each loss as its batch's mean, and divides it by the number of accumulated batches.
         self.model_accepts_loss_kwargs = False

@@ -9,7 +9,7 @@ from torch import nn
 
 def load_pretrained(net: nn.Module, file: Path) -> bool:
     """Start from a user's weights; False if their last layer is for other classes, in which case ours stays fresh."""
-    with file.open("rb"):
+    with file.open("rb"):  # its OSError names the file and the reason; that of safetensors does not
         pass
     try:
         weights = load_file(file)
@@ -26,10 +26,10 @@ def load_pretrained(net: nn.Module, file: Path) -> bool:
         if name in fresh or (name.endswith("num_batches_tracked") and name not in weights):
             continue
         if name not in weights or weights[name].shape != value.shape:
-            found = f"{tuple(weights[name].shape)} there" if name in weights else "missing there"
+            found = f"{tuple(weights[name].shape)} in the file" if name in weights else "missing in the file"
             raise ValueError(
-                f"--pretrained {file} does not fit the network: {name} is {tuple(value.shape)} here and {found}; "
-                "name the network that it was made with by --network"
+                f"--pretrained {file} does not fit: {name} is {tuple(value.shape)} in the network and {found}; "
+                "name the network that the file was made with by --network"
             )
     if unknown := sorted(weights.keys() - own.keys()):
         raise ValueError(f"--pretrained {file} has {unknown[0]}, which the network lacks; choose another --network")

@@ -3,7 +3,7 @@
 ResNet-50 of "Deep residual learning" has its activations after the convolutions, ResNet-200 of "Identity mappings"
 before them. A block's stride is in its 3×3 convolution, not in the 1×1 before it as in the first paper: this follows
 fb.resnet.torch, which the authors of the second paper point to, and torchvision ("v1.5"). Names are torchvision's: its
-weights load as they are.
+weights of ResNet-50 load as they are.
 """
 
 import torch.nn.functional as F

@@ -137,7 +137,7 @@ SPACES: dict[str, Space] = {
                 **_both("Translate", Level(1.0, per="width", of=32, rounding="truncate", signed=True)),
                 "Cutout": _CUTOUT,
             },
-            "AutoAugment's released code for CIFAR, PBA and UDA with it",
+            "AutoAugment's released code for CIFAR, which PBA and UDA share",
         ),
         Space(
             "randaugment",
