@@ -47,7 +47,7 @@ def look(run: Path, settings: Settings) -> dict[str, object]:
     learner.alpha.requires_grad_(True)
     validation = Batches(was.validation.split, settings.validation, 0, train.device, train.reader).since(0)
     if (rate := was.rate(learner.steps)) <= 0:
-        raise SystemExit(f"{run} is finished, and its learning rate 0; name a run that is on its way")
+        raise SystemExit(f"{run} is finished, and its learning rate is 0; name a run that is still training")
     alphas = {f"{multiple} × the learning rate": multiple * rate for multiple in MULTIPLES}
     if was.policy_optimizer is not None and was.alpha is None:
         alphas["learned"] = learner.alpha.item()

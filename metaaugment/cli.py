@@ -46,10 +46,10 @@ def ops(
     space: Annotated[str | None, option("Space that defines what a magnitude means.", "metaaugment", "NAME")] = None,
     size: Annotated[int, arg(help="Side of the image in pixels; translations scale with it.")] = 32,
     picture: Annotated[Path | None, option("Draw each function at five magnitudes into FILE.", metavar="FILE")] = None,
-    image: Annotated[Path | None, option("What to draw.", "a photo from scikit-learn", "FILE")] = None,
+    image: Annotated[Path | None, option("Photo to apply them to.", "one from scikit-learn", "FILE")] = None,
     policy: Annotated[str | None, option("Describe what a published or found policy does.", metavar="NAME")] = None,
 ) -> None:
-    """List the image functions, and what each magnitude from 0 to 10 means to them; or what a policy does with them.
+    """List the image functions and what magnitudes from 0 to 10 mean for each; or say what a policy does with them.
 
     When not on a terminal: names, one per line; with --space, a tab-separated table.
     """
@@ -64,7 +64,7 @@ def ops(
         from metaaugment.report.policies import in_words
 
         if space is not None or picture is not None:
-            raise ValueError(f"--policy {policy} has a space of its own and no picture; leave out the other flags")
+            raise ValueError(f"--policy {policy} cannot be combined with --space or --picture; leave those out")
         for line in in_words(policy, size):
             print(line)
     elif picture is not None:
@@ -94,7 +94,9 @@ def bench_ops(
 
 
 def bench_step(
-    networks: Annotated[tuple[str, ...], arg(help="Names of task networks.", metavar="NAMES")] = (),
+    networks: Annotated[
+        tuple[str, ...], option("Names of task networks.", "wrn-40-2 and wrn-28-10 on a GPU, else small-cnn", "NAMES")
+    ] = (),
     batch: Annotated[int, arg(help="Images in a mini-batch, and in a validation batch.")] = 128,
     seconds: Seconds = 3.0,
     device: Device = None,
@@ -121,7 +123,7 @@ def bench_transfer(
 
 
 def recipes() -> None:
-    """List the recipes: every row of the paper's tables, and two others."""
+    """List the recipes: every row of the paper's tables, plus digits and folder."""
     from rich.table import Table
 
     from metaaugment.experiments.paper import RECIPES
@@ -153,9 +155,9 @@ def export(
     run: Annotated[Path, Positional, arg(help="Folder of a run.", metavar="RUN")],
     file: Annotated[Path, Positional, arg(help="File to write the policy to.", metavar="FILE")],
     half: Annotated[bool, arg(help="Write float16, half the size.")] = False,
-    sampler_only: Annotated[bool, arg(help="Write the distribution over transformations alone.")] = False,
+    sampler_only: Annotated[bool, arg(help="Write only the distribution over transformations.")] = False,
 ) -> None:
-    """Write the policy that a run has learned as one file."""
+    """Write the policy that a run has learned to a file."""
     from metaaugment.experiments.export import learned_policy
 
     if file.exists():
@@ -182,7 +184,9 @@ def learned(file: Path) -> "LearnedPolicy":
 
 def show(
     file: Annotated[Path, Positional, arg(help="A policy file.", metavar="FILE")],
-    images: Annotated[tuple[Path, ...], Positional, arg(help="Pictures to augment.", metavar="IMAGE")],
+    images: Annotated[
+        tuple[Path, ...], Positional, arg(help="Pictures to augment.", metavar="IMAGE", help_behavior_hint="(required)")
+    ],
     out: Annotated[Path | None, option("File to draw into.", "grid.png, or the next free number", "FILE")] = None,
     copies: Annotated[int, arg(help="Augmented copies of each picture.")] = 8,
     seed: Annotated[int, arg(help="Random seed.")] = 0,
@@ -205,8 +209,8 @@ def show(
     policy = learned(file)
     if policy.needs_labels:
         raise ValueError(
-            f"{file} looks at labels, which pictures do not have; show its distribution alone: make a file of that "
-            "with metaaugment export RUN FILE --sampler-only, or in Python with policy.sampler_only()"
+            f"{file} looks at labels, which pictures do not have; show its distribution alone, which you get with "
+            "metaaugment export RUN FILE --sampler-only, or in Python with policy.sampler_only()"
         )
     generator = torch.Generator().manual_seed(seed)
     print(figures.save(figures.copies(figures.photos(images, policy.source), policy, copies, generator), out))
@@ -222,13 +226,15 @@ def transfer(
 
 def data(
     words: Annotated[
-        tuple[str, ...], Positional, arg(metavar="[get NAME]", help="Fetch a data set; without it, all are listed.")
+        tuple[str, ...],
+        Positional,
+        arg(metavar="[get NAME]", help="Fetch a data set; without it, all are listed.", help_behavior_hint=""),
     ] = (),
     data: Annotated[
         Path | None, option("Folder of the data.", "$METAAUGMENT_DATA or ~/.cache/metaaugment", "DIR")
     ] = None,
 ) -> None:
-    """List which data sets are there, where each is looked for, and how to get it; or fetch one."""
+    """List which data sets are present, where they are looked for, and how to get them; or fetch one."""
     from metaaugment.data.download import get
     from metaaugment.data.status import status
 
@@ -308,22 +314,28 @@ def reproduce(
     names: Annotated[
         tuple[str, ...],
         Positional,
-        arg(help="Tables, rows, comparisons.", metavar="NAME", help_behavior_hint="(default: none)"),
+        arg(
+            help="Names of tables, rows or comparisons, such as table-3; an unknown name lists all.",
+            metavar="NAME",
+            help_behavior_hint="(default: none)",
+        ),
     ] = (),
-    seeds: Annotated[int, arg(help="Runs of each entry.")] = 5,
+    seeds: Annotated[int, arg(help="Runs per entry, one per seed.")] = 5,
     budget: Annotated[str | None, option("Stop after this long (90s, 25m, 2h); rerun the command to continue.")] = None,
-    epochs: Annotated[int | None, option("Override the epochs; such results are kept separate.")] = None,
-    methods: Annotated[tuple[str, ...], arg(help="Entries of the rows.", help_behavior_hint="(default: all)")] = (),
-    at_once: Annotated[int | None, option("Runs that share the device.", "4 on a GPU, 1 elsewhere")] = None,
-    data: Annotated[Path | None, option("Folder of the data.", "that of train", "DIR")] = None,
+    epochs: Annotated[int | None, option("Override the recipe's epochs; such results are kept separate.")] = None,
+    methods: Annotated[
+        tuple[str, ...], option("Which entries of a row to run, such as baseline or metaaugment-fast.", "all")
+    ] = (),
+    at_once: Annotated[int | None, option("Runs at a time, which share the device.", "4 on a GPU, else 1")] = None,
+    data: Annotated[Path | None, option("Folder of the data.", "the same as for train", "DIR")] = None,
     device: Device = None,
-    runs: Annotated[Path, arg(help="Folder of the runs, continued if present.")] = Path("runs"),
+    runs: Annotated[Path, arg(help="Folder of the runs; unfinished ones are continued.")] = Path("runs"),
     results: Annotated[Path, arg(help="Folder of the results, one file per run.")] = Path("results"),
     report: Annotated[Path, arg(help="File to write the tables to.")] = Path("RESULTS.md"),
 ) -> None:
-    """Run what is missing of the paper's tables, several runs at once, within a time budget; each run leaves a file.
+    """Run what is missing from the paper's tables, several runs at a time, within a time budget.
 
-    Without names, the report is rebuilt from the results that exist.
+    Each run writes a result file. Without names, the report is rebuilt from the results that exist.
     """
     from metaaugment.experiments.jobs import Where
     from metaaugment.experiments.place import Place
@@ -337,12 +349,16 @@ def reproduce(
 def diagnose(
     run: Annotated[Path, Positional, arg(help="The folder of a run.", metavar="RUN")],
     samples: Annotated[
-        int | None, option("Training samples, about; more find more.", "2048, or five mini-batches")
+        int | None,
+        option(
+            "Approximate number of training samples; more samples give sharper figures.",
+            "2048 or five mini-batches, whichever is more",
+        ),
     ] = None,
     seed: Annotated[int, arg(help="Random seed.")] = 0,
-    data: Annotated[Path | None, option("Folder of the data.", "that of train", "DIR")] = None,
+    data: Annotated[Path | None, option("Folder of the data.", "the same as for train", "DIR")] = None,
     device: Device = None,
-    picture: Annotated[Path | None, option("Also draw the figures into FILE.", metavar="FILE")] = None,
+    picture: Annotated[Path | None, option("Also draw a picture of the results into FILE.", metavar="FILE")] = None,
 ) -> None:
     """Say whether the policy of a run learns anything, and whether there is more to learn.
 
@@ -375,12 +391,15 @@ def diagnose(
 
 def convergence(
     horizons: Annotated[tuple[int, ...], option("Numbers of iterations T.", "256 to 8192, doubling", "T")] = (),
-    seeds: Annotated[int, arg(help="Runs of each kind.")] = 3,
+    seeds: Annotated[
+        int,
+        arg(help="Runs per T and kind of eyes: own (the policy has its own network) or shared (the task network)."),
+    ] = 3,
     out: Annotated[Path, arg(help="Folder of the figures and the picture.", metavar="DIR")] = Path(
         "results/convergence"
     ),
 ) -> None:
-    """Measure Theorems 1 and 2: how gradients fall with the number of iterations, where gradients are exact."""
+    """Check Theorems 1 and 2 numerically: how exact gradients shrink with the number of iterations."""
     from metaaugment.experiments.convergence import HORIZONS, study, write
     from metaaugment.report import convergence, figures
 
@@ -393,7 +412,9 @@ def convergence(
 
 def report(
     runs: Annotated[
-        tuple[Path, ...], Positional, arg(help="Folders of runs, or folders that hold some.", metavar="RUN")
+        tuple[Path, ...],
+        Positional,
+        arg(help="Folders of runs, or folders that hold some.", metavar="RUN", help_behavior_hint="(required)"),
     ],
     out: Annotated[Path, arg(help="The page; an existing one is replaced.", metavar="FILE")] = Path("report.html"),
     figures: Annotated[Path | None, option("Also write each figure as PNG and SVG, at the end.", metavar="DIR")] = None,
@@ -429,7 +450,7 @@ def find_policy(
     system: Annotated[str, Positional, arg(help="faa, pba, dada or autoaugment.", metavar="SYSTEM")],
     recipe: Annotated[str, Positional, arg(help="Recipe whose data and network to use.", metavar="RECIPE")],
 ) -> None:
-    """Search for a policy with a compared system, on any data; the result trains like a published one."""
+    """Search for a policy with a compared system, on any data; the policy found is used like a published one."""
     raise AssertionError("parsed as a command of its own")
 
 
@@ -449,6 +470,7 @@ def searcher_of(system: str, name: str, args: Sequence[str]) -> Callable[..., No
     from metaaugment.experiments.recipe import Recipe
 
     kind = searches()[system]
+    trial = kind.trial(replace(RECIPES[name](), method=system))
 
     def search(
         recipe: Annotated[Recipe, OmitArgPrefixes],
@@ -459,8 +481,10 @@ def searcher_of(system: str, name: str, args: Sequence[str]) -> Callable[..., No
 
         search(kind, recipe, settings, place, Patient(), said(args))
 
-    search.__doc__ = f"{cleandoc(kind.settings.__doc__ or '')}\n\nData and network: {name}."
-    search.__defaults__ = (kind.trial(replace(RECIPES[name](), method=system)), kind.settings(), Place())
+    # In the list of all recipes, only what differs from one to the next.
+    about = f"{cleandoc(kind.settings.__doc__ or '')}\n\n" if name in args else ""
+    search.__doc__ = f"{about}Data: {trial.dataset}; network: {trial.network}."
+    search.__defaults__ = (trial, kind.settings(), Place())
     return search
 
 
@@ -500,7 +524,7 @@ def benches() -> tyro.extras.SubcommandApp:
 
 def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     app = tyro.extras.SubcommandApp()
-    app.command(training(args), name="train", help="Train a network by a recipe.")
+    app.command(training(args), name="train", help="Train a network with a recipe.")
     app.command(recipes)
     app.command(reproduce)
     app.command(report)
@@ -516,7 +540,7 @@ def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     app.command(transfer)
     app.command(ops)
     app.command(convergence)
-    app.command(benches(), name="bench", help="Time a part beside its peers.")
+    app.command(benches(), name="bench", help="Benchmark a part of the library.")
     return app
 
 
@@ -534,12 +558,12 @@ def rewritten(args: Sequence[str]) -> Sequence[str]:
     if args[:1] != ["transfer"]:
         return args
     if any(arg.split("=")[0] == "--policy" for arg in args):
-        raise ValueError("transfer takes its policy file first; leave out --policy")
+        raise ValueError("transfer takes the policy file as its first argument; leave out --policy")
     named = args[1:3]
     if len(named) < 2 or {"-h", "--help"} & set(named):
         return args
     if any(word.startswith("-") for word in named):
-        raise ValueError(f"transfer names FILE and RECIPE first, not {' '.join(named)}; put flags behind them")
+        raise ValueError(f"transfer expects FILE and RECIPE first, but got {' '.join(named)}; put flags after them")
     return ["train", named[1], "--policy", named[0], *args[3:]]
 
 

@@ -24,7 +24,7 @@ def metaaugment(*args: str, cwd: Path | None = None) -> subprocess.CompletedProc
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ([], {"ops": "List the image functions", "bench": "Time a part"}),
+        ([], {"ops": "List the image functions", "bench": "Benchmark a part"}),
         (
             ["ops"],
             {"--space": "what a magnitude means", "--size": "Side of the image", "--picture": "Draw each function"},
@@ -95,10 +95,16 @@ def test_ops_draws_a_picture(tmp_path: Path) -> None:
         (["bench", "ops", "--seconds", "-1"], "--seconds is -1"),
         (["nonsense"], "nonsense"),
         ([], "subcommand"),
-        (["transfer", "a", "digits", "--policy", "b"], "transfer takes its policy file first; leave out --policy"),
-        (["transfer", "--epochs", "1", "a", "digits"], "transfer names FILE and RECIPE first, not --epochs 1;"),
-        (["transfer", "a", "--epochs", "1", "digits"], "transfer names FILE and RECIPE first, not a --epochs;"),
-        (["transfer", "a", "digits", "--policy=b"], "transfer takes its policy file first; leave out --policy"),
+        (
+            ["transfer", "a", "digits", "--policy", "b"],
+            "transfer takes the policy file as its first argument; leave out --policy",
+        ),
+        (["transfer", "--epochs", "1", "a", "digits"], "transfer expects FILE and RECIPE first, but got --epochs 1;"),
+        (["transfer", "a", "--epochs", "1", "digits"], "transfer expects FILE and RECIPE first, but got a --epochs;"),
+        (
+            ["transfer", "a", "digits", "--policy=b"],
+            "transfer takes the policy file as its first argument; leave out --policy",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

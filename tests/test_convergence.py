@@ -268,8 +268,8 @@ def test_what_is_written_holds_runs_and_slopes(runs: list[convergence.Run], tmp_
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--horizons", "2", "64"], "the horizons are 2, 64; a slope needs two or more, each of at least 3"),
-        (["--horizons", "64", "64"], "the horizons are 64, 64; a slope needs two or more"),
+        (["--horizons", "2", "64"], "--horizons is 2, 64; it must be two or more different numbers, each at least 3"),
+        (["--horizons", "64", "64"], "--horizons is 64, 64; it must be two or more different numbers"),
         (["--seeds", "0"], "--seeds is 0; it must be at least 1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

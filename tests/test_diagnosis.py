@@ -273,16 +273,16 @@ def predicted(**values: float) -> dict[str, Correlation]:
         ),
         (
             {"captured": number(0.0), "predicted": predicted(paper=0.25, label=0.6)},
-            "with loss and label 0.60; let it see more, with --policy-network exponential-label-policy",
+            "with loss and label 0.60; let it see more with --policy-network exponential-label-policy",
         ),
         (
             {"captured": number(0.0), "predicted": predicted(paper=0.05, clues=0.5, label=0.4)},
             "Nothing is left to learn from what it sees: .* or training has used it up, with the loss 0.50; "
-            "let it see more, with --policy-network exponential-clue-policy",
+            "let it see more with --policy-network exponential-clue-policy",
         ),
         (
             {"captured": number(0.0), "learns": False, "predicted": predicted(paper=0.05, clues=0.5)},
-            "It is not learned in this run: .* 0.05 ± 0.02 is possible .*, with the loss 0.50; a policy of the run's",
+            "The policy was not learned in this run: .* 0.05 ± 0.02 is possible .*, with the loss 0.50; one that is",
         ),
         (  # a part of what it sees says more than all of it
             {"captured": number(0.0), "predicted": {**predicted(paper=0.05), "feature": number(0.3)}},
@@ -290,13 +290,13 @@ def predicted(**values: float) -> dict[str, Correlation]:
         ),
         (  # for a hundredth more no labels
             {"captured": number(0.0), "predicted": predicted(paper=0.1, clues=0.43, label=0.44)},
-            "with the loss 0.43; let it see more, with --policy-network exponential-clue-policy",
+            "with the loss 0.43; let it see more with --policy-network exponential-clue-policy",
         ),
         (
             {"captured": number(0.0), "predicted": predicted(paper=0.3, clues=0.5, label=0.6), "sees": LABEL},
             "0.60 ± 0.02 is possible from feature, transformation, loss and label; raise --policy-lr",
         ),
-        ({"captured": number(0.0), "learns": False}, "It is not learned in this run: its outputs correlate"),
+        ({"captured": number(0.0), "learns": False}, "The policy was not learned in this run: its outputs correlate"),
         ({"captured": number(0.0), "sees": LABEL}, r"--policy-network regressing-exponential-label-policy\.$"),
         ({"captured": number(0.0), "regresses": True}, r"; raise --policy-lr\.$"),
         ({"learns": False}, "It fits: its outputs correlate with the alignment at 0.35"),
@@ -323,7 +323,7 @@ def test_a_diagnosis_as_json_and_in_words() -> None:
     for wrong in (
         {}, {**BASE.to_json(), "noise": {}}, {**BASE.to_json(), "predicted": 3}, {**BASE.to_json(), "seed": "0"}
     ):  # fmt: skip
-        with pytest.raises(ValueError, match="it is not a diagnosis"):
+        with pytest.raises(ValueError, match="the diagnosis is damaged"):
             Diagnosis.from_json(wrong)
 
 
@@ -336,7 +336,7 @@ def test_a_diagnosis_that_is_older_than_the_run_says_so() -> None:
     before = {key: value for key, value in BASE.to_json().items() if key not in ("epoch", "step")}
     assert Diagnosis.from_json(before) == BASE
     for wrong in (-1, 2.5, True, "2", 10**400):
-        with pytest.raises(ValueError, match="it is not a diagnosis"):
+        with pytest.raises(ValueError, match="the diagnosis is damaged"):
             Diagnosis.from_json({**BASE.to_json(), "epoch": wrong})
 
 
@@ -380,7 +380,7 @@ def test_a_run_is_diagnosed_and_the_report_has_it(
     assert "Measured after epoch 1, and the run has 2 by now" in (tmp_path / "older.html").read_text()
     (run / "diagnosis.json").write_text("{}")
     cli.main(["report", str(run), "--out", str(tmp_path / "again.html")])
-    assert "it is not a diagnosis" in (tmp_path / "again.html").read_text()
+    assert "the diagnosis is damaged" in (tmp_path / "again.html").read_text()
 
 
 def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -441,9 +441,15 @@ def test_a_run_without_a_policy_says_what_can_still_be_measured(
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        (torch.arange(40) % 10, "has 40 images, and its halves are compared; hold out at least 64"),
-        (torch.cat([torch.arange(69), torch.tensor([99])]), "has 70 images for 100 classes and says nothing"),
-        (torch.arange(1623), "have 0 of its 1623 images each, and 32 are needed; hold out at least two of each class"),
+        (torch.arange(40) % 10, "has 40 images, too few to compare two halves of them; hold out at least 64"),
+        (
+            torch.cat([torch.arange(69), torch.tensor([99])]),
+            "has 70 images for 100 classes, so that some have none; hold out at least 100",
+        ),
+        (
+            torch.arange(1623),
+            "the 1623 validation images .* 0 images each, but 32 are needed; hold out at least two of each",
+        ),
     ],
 )
 def test_a_validation_split_that_is_too_small(labels: Tensor, words: str) -> None:

@@ -278,7 +278,7 @@ def test_readers_do_not_keep_the_folder_of_a_run_that_was_killed(tmp_path: Path)
         reader = context.Process(target=wait, args=(there,))
         reader.start()
         here.recv()
-        with pytest.raises(ValueError, match="another process trains into"), folder.locked(tmp_path):
+        with pytest.raises(ValueError, match="another process is training into"), folder.locked(tmp_path):
             pass
     with folder.locked(tmp_path):
         assert reader.is_alive()

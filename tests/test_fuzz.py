@@ -155,7 +155,7 @@ def test_what_differs_in_a_checkpoint_is_said_in_a_line(seeds: Seeds, tmp_path: 
     """Whatever it is: here a whole optimizer stands where the name of a policy should."""
     folder = changed(seeds, tmp_path, lambda tree: tree["identity"].update(policy=tree["optimizers"]["policy"]))
     with pytest.raises(
-        ValueError, match=r"^[^\n]{,300} is of another run: its policy is \{'0'[^\n]{,100} …, not None; [^\n]*$"
+        ValueError, match=r"^[^\n]{,300} belongs to another run: its policy is \{'0'[^\n]{,100} …, not None; [^\n]*$"
     ):
         resume(folder)
 
@@ -226,7 +226,7 @@ def test_a_diagnosis_has_numbers_that_can_be_said(changes: dict[str, Any]) -> No
     half = Correlation(0.2, 0.02)
     good = Diagnosis(120, 100, 16, 0.5, 0.2, {50: half}, dict.fromkeys(INPUTS, half), half)
     assert Diagnosis.from_json(json.loads(json.dumps(good.to_json()))) == good
-    with pytest.raises(ValueError, match="it is not a diagnosis"):
+    with pytest.raises(ValueError, match="the diagnosis is damaged"):
         Diagnosis.from_json({**good.to_json(), **changes})
 
 

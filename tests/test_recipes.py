@@ -157,7 +157,7 @@ def test_a_docstring_has_the_table_and_its_figures(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_docstring_says_how_long_it_takes_or_that_nobody_measured(name: str) -> None:
-    assert re.search(r"Time: .*(\d+(\.\d+)? m?s|not measured|that of your images)", RECIPES[name].__doc__ or "")
+    assert re.search(r"Time: .*(\d+(\.\d+)? m?s|not measured|depends on your images)", RECIPES[name].__doc__ or "")
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -267,7 +267,7 @@ def test_an_impossible_name_is_refused_by_its_flag(field: str, value: Any) -> No
 
 
 def test_nothing_held_back_is_from_nowhere() -> None:
-    with pytest.raises(ValueError, match=r"--held-back-from is training, but --held-back is 0; say what share"):
+    with pytest.raises(ValueError, match=r"--held-back-from is training, but --held-back is 0; give a share"):
         plain(held_back_from="training").check()
     plain(held_back_from="training", held_back=0.2).check()
 
@@ -302,13 +302,13 @@ def test_warm_up_leaves_an_epoch() -> None:
 
 def test_nesterov_needs_momentum() -> None:
     plain(nesterov=True).check()
-    with pytest.raises(ValueError, match=r"--nesterov is True; .*--momentum"):
+    with pytest.raises(ValueError, match="--nesterov needs --momentum above 0, but it is 0; change one"):
         plain(nesterov=True, momentum=0.0).check()
 
 
 def test_phases_leave_an_epoch_to_learn() -> None:
     """Of the method alone: the others have one phase."""
-    with pytest.raises(ValueError, match="--epochs is 80; it must be above 40 random and 40 frozen ones"):
+    with pytest.raises(ValueError, match=r"--epochs is 80; it must be larger than .* --frozen-epochs \(40 \+ 40\)"):
         recipe("imagenet-resnet-50", epochs=80).check()
     recipe("imagenet-resnet-50", epochs=81).check()
     recipe("imagenet-resnet-50", epochs=80, method="randaugment").check()

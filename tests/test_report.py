@@ -83,7 +83,7 @@ def seen_of(weight: list[float], first: list[int], magnitude: list[float], label
 
 def test_a_whole_run_misses_only_its_look(tmp_path: Path) -> None:
     run = runs.read(write_run(tmp_path / "run"))
-    assert run.missing == ["there is no look.safetensors: no samples, and nothing by magnitude or class"]
+    assert run.missing == ["there is no look.safetensors: no samples are shown, and nothing by magnitude or class"]
     assert run.distributions[1].shape == (4, 14, 14)
     assert run.quantiles[1].shape == (4, 7)
 
@@ -117,7 +117,7 @@ def test_what_a_search_trains_is_no_run(tmp_path: Path) -> None:
         (search / inner / "log.jsonl").write_text(json.dumps(row(1)))
     assert len(runs.run_folders(tmp_path)) == 4, "it is search.json that says so"
     (search / "search.json").write_text("{}")
-    assert runs.find([tmp_path]) == ([], [f"{tmp_path} holds no run: what a search trains is none"])
+    assert runs.find([tmp_path]) == ([], [f"{tmp_path} holds no run: what a search trains does not count"])
     write_run(search / "with-its-policy")
     write_run(tmp_path / "training")
     assert [run.folder.name for run in runs.find([tmp_path])[0]] == ["with-its-policy", "training"]
@@ -141,7 +141,7 @@ def test_a_half_written_run(tmp_path: Path) -> None:
     run = runs.read(folder)
     assert run.epochs.tolist() == [1, 2, 3]
     assert "line 4 of log.jsonl cannot be read as a row, and is left out" in run.missing
-    assert "it is not finished: 3 of 9 epochs done, and there is no accuracy at its end yet" in run.missing
+    assert "it is not finished: 3 of 9 epochs done, and there is no final accuracy yet" in run.missing
     assert any(sentence.startswith("look.safetensors is cut off or damaged") for sentence in run.missing)
 
 
@@ -160,7 +160,7 @@ def test_a_log_with_nan(nothing: object, tmp_path: Path) -> None:
     rows = [row(1), row(2, val_loss=nothing, probabilities=[[nothing] * 14] * 14), row(3)]
     run = runs.read(write_run(tmp_path / "run", rows))
     assert np.isnan(run.values("val_loss")).tolist() == [False, True, False]
-    assert "val_loss is not finite or not there in epoch 2" in run.missing
+    assert "val_loss is missing or not finite in epoch 2" in run.missing
     assert "log.jsonl does not say how often each pair of functions was drawn in 1 of 3 epochs" in run.missing
     assert run.distributions[0].tolist() == [1, 3]
 
@@ -236,7 +236,7 @@ def test_cost_is_against_plain_training_of_the_same_work(tmp_path: Path) -> None
     ({"method": "randaugment"}, "no run with --method baseline"),
     ({"method": "baseline", "batch": 7}, "no run with --method baseline"),
     ({"method": "baseline", "result": {"machine": {"hardware": "a GPU"}}}, "no run with --method baseline"),
-    ({"method": "baseline", "result": {"data": {"fingerprint": "xyz"}}}, "are of other images"),
+    ({"method": "baseline", "result": {"data": {"fingerprint": "xyz"}}}, "use other images"),
 ])  # fmt: skip
 def test_a_cost_without_its_measure_is_a_dash_with_a_reason(other: Any, reason: str, tmp_path: Path) -> None:
     write_run(tmp_path / "policy")
@@ -249,13 +249,13 @@ def test_a_cost_without_its_measure_is_a_dash_with_a_reason(other: Any, reason: 
 @pytest.mark.parametrize(("change", "labels", "said"), [
     ({}, ("", ""), None),
     ({"batch": 7}, ("", ""), None),
-    ({"epochs": 9}, (" · epochs 4", " · epochs 9"), "not trained for the same epochs"),
+    ({"epochs": 9}, (" · epochs 4", " · epochs 9"), "not trained for the same number of epochs"),
     ({"per_class": 5}, ("", " · per class 5"), "not trained on the same images"),
     ({"size": 12}, ("", " · size 12"), "not trained on the same images"),
     ({"split_seed": 1, "result": {"data": {"fingerprint": "xyz"}}}, ("", " · split seed 1"),
      "not trained on the same images"),
     ({"epochs": 9, "result": {"data": {"fingerprint": "xyz"}}}, (" · epochs 4 · data abc", " · epochs 9 · data xyz"),
-     "not trained on the same images, nor for the same epochs"),
+     "not trained on the same images, nor for the same number of epochs"),
 ])  # fmt: skip
 def test_methods_on_other_images_or_for_other_epochs_say_so(
     change: Any, labels: tuple[str, str], said: str | None, tmp_path: Path

@@ -234,7 +234,7 @@ def test_the_rest_is_shown_where_a_part_is_missing(missing: str, folder: Path, t
     text = " ".join("".join(found.text).split())
     assert "What is missing" in text
     if missing == "result.json":
-        assert "there is no accuracy at its end yet" in text
+        assert "there is no final accuracy yet" in text
     else:
         assert f"there is no {missing}" in text
     assert bool(found.all("img")) == (missing != "look.safetensors")

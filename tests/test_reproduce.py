@@ -153,7 +153,7 @@ def test_what_was_held_back_is_no_test(tmp_path: Path) -> None:
     )
     report = results.markdown(tmp_path)
     assert "### halves-omniglot-wrn-40-2" in report
-    assert "the test images are not looked at" in report
+    assert "the test images are not used" in report
     assert "| rehearsed-fast | 25.00 | 1 |" in report
     assert "(table-3)" not in report
 
@@ -459,7 +459,9 @@ def test_a_folder_that_another_process_trains_into_is_waited_for(
     with run_folder.locked(job.folder):
         reproduce_digits(tmp_path, tmp_path / "R.md", Console(file=said), seeds=1)
     assert not (job.folder / "alive").exists()
-    assert f"another process trains into {job.folder}; the same command keeps its result once" in said.getvalue()
+    assert (
+        f"another process is training into {job.folder}; once that has ended, the same command keeps" in said.getvalue()
+    )
     assert "1 left\n" in said.getvalue()
     (job.folder / "result.json").write_text(RESULT)
     Queue(jobs(tmp_path, 1), 1, QUIET).run(None)
@@ -497,7 +499,9 @@ def test_a_signal_stops_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, rc=1)
     report = tmp_path / "R.md"
-    with pytest.raises(ValueError, match=r"digits baseline-seed0 failed: the last word; .*baseline-seed0.log has all"):
+    with pytest.raises(
+        ValueError, match=r"digits baseline-seed0 failed: the last word; its full output is in .*baseline-seed0.log"
+    ):
         reproduce_digits(tmp_path, report, QUIET, seeds=2)
     assert (tmp_path / "runs" / "digits" / "baseline-seed1" / "alive").exists()
 
@@ -717,7 +721,7 @@ def test_a_policy_is_searched_for_once_and_then_trained_under(tmp_path: Path) ->
     reproducing.reproduce([row], 2, None, 1, [], 1, here, tmp_path / "R.md", Console(file=said, soft_wrap=True))
     found = tmp_path / "results" / "searches" / "digits-1-epochs-dada.json"
     told = said.getvalue().splitlines()
-    assert told[:3] == ["digits dada-search begins", f"digits dada-search: a policy is found; {found}",
+    assert told[:3] == ["digits dada-search begins", f"digits dada-search: policy found; {found}",
                         "digits dada-seed0 begins"]  # fmt: skip
     assert told[-1].startswith("2 runs finished")
     assert json.loads(found.read_text())["search"]["cost"]["trials"] == 1
@@ -810,7 +814,9 @@ def test_a_file_of_speeds_that_is_damaged_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"training-cpu\.json is damaged"):
         results.markdown(tmp_path)
     file.write_text('{"figures": [{"recipe": "digits"}]}')
-    with pytest.raises(ValueError, match=r"training-cpu\.json is damaged: it is none of benchmarks/training\.py"):
+    with pytest.raises(
+        ValueError, match=r"training-cpu\.json is damaged: it was not written by benchmarks/training\.py"
+    ):
         results.markdown(tmp_path)
 
 
@@ -836,7 +842,7 @@ def two_results(folder: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"epochs": 3}, "is of 3 epochs, but the first of its entry of 200"),
+        ({"epochs": 3}, "has 3 epochs, but the first file of its entry has 200"),
         (
             {"held_back_accuracy": 0.5, "test_accuracy": None},
             "has a held_back_accuracy, but the first .* test_accuracy",
@@ -858,9 +864,9 @@ def test_what_makes_no_mean_is_refused_by_its_file(tmp_path: Path, changes: dict
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"seed": 7}, "holds baseline with seed 7; give it back its name"),
+        ({"seed": 7}, "holds baseline with seed 7; rename it to match"),
         ({"entry": "randaugment"}, "holds randaugment with seed 1"),
-        ({"recipe": {"lr": 3.0}}, "was trained with lr 3.0, but the first of its entry with 0.1"),
+        ({"recipe": {"lr": 3.0}}, "was trained with lr 3.0, but the first file of its entry with 0.1"),
     ],
 )
 def test_a_result_under_another_name_is_refused(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:

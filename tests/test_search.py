@@ -178,7 +178,7 @@ def test_other_data_are_refused_when_it_goes_on(tmp_path: Path) -> None:
     record = tmp_path / "s" / "search.json"
     values = json.loads(record.read_text())
     record.write_text(json.dumps(values | {"data": "0" * 16}))
-    with pytest.raises(ValueError, match="is of a run on other data"):
+    with pytest.raises(ValueError, match="belongs to a run on other data"):
         search(finder(), recipe(), Settings(), Place(resume=tmp_path / "s", device="cpu"), QUIET)
 
 
@@ -212,7 +212,7 @@ def test_trials_made_with_ray_are_not_gone_on_with_otherwise(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="was begun without Ray; leave out --ray-workers and --address"):
         pba.find(lab, replace(settings, ray_workers=2))
     (tmp_path / "ray").mkdir()
-    with pytest.raises(ValueError, match="was begun with Ray; name its --ray-workers N, or --address"):
+    with pytest.raises(ValueError, match="was begun with Ray; give --ray-workers N, or --address"):
         pba.find(lab, settings)
 
 
@@ -268,7 +268,9 @@ def test_the_search_of_another_system_is_not_called_damaged(tmp_path: Path) -> N
         search(kind, recipe(method="pba"), pba.Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
     resumed = Place(resume=tmp_path / "s", device="cpu")
     for method in ("faa", "pba"):  # also where --method says otherwise
-        with pytest.raises(ValueError, match="is a search of pba for digits, not of faa for digits; name those"):
+        with pytest.raises(
+            ValueError, match="is a search of pba for digits, not of faa for digits; continue it as pba"
+        ):
             search(SEARCHES["faa"], recipe(method=method), faa.Settings(), resumed, QUIET)
 
 
@@ -277,7 +279,7 @@ def test_the_search_of_another_system_is_not_called_damaged(tmp_path: Path) -> N
     [
         (
             Place(resume=Path("nowhere")),
-            "nowhere is not a search: it has no search.json; name one, or begin one with --out",
+            "nowhere is not a search: it has no search.json; name the folder of one, or begin one with --out",
         ),
         (Place(resume=Path("a"), out=Path("b")), "--out is b, but --resume continues in a; leave out --out"),
     ],
@@ -330,7 +332,7 @@ def test_two_searches_in_one_folder_are_refused(tmp_path: Path) -> None:
         search(finder(), recipe(), Settings(), Place(resume=lab.folder, device="cpu"), QUIET)
         return FOUND
 
-    with pytest.raises(ValueError, match="another process trains into"):
+    with pytest.raises(ValueError, match="another process is training into"):
         search(Kind("faa", Settings, again), recipe(), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
 
 

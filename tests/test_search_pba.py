@@ -495,7 +495,7 @@ ray_warnings = pytest.mark.filterwarnings("ignore")  # Ray's own, of its depende
     ("address", "sentence"),
     [
         ("127.0.0.1:1", "--address is 127.0.0.1:1, where no Ray cluster answers .Connection refused.; start one"),
-        ("ray://127.0.0.1:10001", "--address is ray://127.0.0.1:10001, of Ray's client; run the search on a machine"),
+        ("ray://127.0.0.1:10001", "--address is ray://127.0.0.1:10001, which is for Ray's client; run the search on a"),
         ("cluster", "--address is 'cluster'; it must be HOST:PORT"),
         ("127.0.0.1:99999", "--address is '127.0.0.1:99999'; it must be HOST:PORT"),
     ],

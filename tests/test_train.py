@@ -194,7 +194,7 @@ def test_pretrained_weights(tmp_path: Path, capsys: Captured) -> None:
         assert torch.equal(state["body.0.weight"], network.state_dict()["body.0.weight"])
         kept = state["output.weight"].shape == network.output.weight.shape
         assert kept == (classes == 10)
-        assert ("its last layer has other classes" in capsys.readouterr().out) == (classes == 7)
+        assert ("its last layer is for other classes" in capsys.readouterr().out) == (classes == 7)
 
 
 def test_pretrained_weights_are_needed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -321,7 +321,7 @@ def test_a_policy_of_other_images_of_a_folder_is_noted(tmp_path: Path, capsys: C
     root, file = write_folder(tmp_path / "images", {"cat": 20, "dog": 20}), tmp_path / "policy.safetensors"
     assert program("train", "folder", "--data", root, *FOLDER, "--out", tmp_path / "run") == 0
     assert program("export", tmp_path / "run", file) == 0
-    note = "was learned on other images than those of this run; if it has seen some of these"
+    note = "was learned on other images than those of this run; if it has seen some of the test images"
     for number, sizes in enumerate(({"cat": 20, "dog": 20}, {"cat": 25, "dog": 20})):
         root = write_folder(tmp_path / f"images{number}", sizes)
         capsys.readouterr()
@@ -406,7 +406,7 @@ def test_a_closed_pipe_does_not_end_a_run(tmp_path: Path) -> None:
         (["--seed", "-1"], "--seed is -1; it must be 0 or more"),
         (["--split-seed", "-1"], "seed is -1"),
         (["--epsilon", "2"], "--epsilon is 2.0; it must be a share in [0, 1]"),
-        (["--random-epochs", "9", "--epochs", "9"], "--epochs is 9; it must be above 9 random"),
+        (["--random-epochs", "9", "--epochs", "9"], "--epochs is 9; it must be larger than --random-epochs plus"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_and_nothing_is_written(

@@ -133,10 +133,14 @@ def test_flags_without_effect_are_said_so_and_have_none(tmp_path: Path) -> None:
         ("baseline", {"space": "autoaugment", "crop": 2, "cutout": 4}, "--crop, --cutout, --space have no effect"),
         ("trivialaugment", {"space": "autoaugment", "baseline_crop": 2}, "--space has no effect: --method trivialaugm"),
         ("faa", {"space": "trivialaugment-wide"}, "--space has no effect: --method faa has a space of its own"),
-        ("randaugment", {"baseline_crop": 2}, "--baseline-crop has no effect: it is for --method baseline"),
-        ("metaaugment", {"sharpness": 2.0}, "--sharpness has no effect: --policy-network policy-network predicts no"),
+        ("randaugment", {"baseline_crop": 2}, "--baseline-crop has no effect: only --method baseline uses it"),
+        (
+            "metaaugment",
+            {"sharpness": 2.0},
+            "--sharpness has no effect: --policy-network policy-network does not predict",
+        ),
         ("metaaugment", {"warmup_lr": 0.5}, "--warmup-lr has no effect: --warmup-epochs is 0"),
-        ("advaa", {"copies": 1}, "--copies has no effect: --method advaa has 8 unless there are more"),
+        ("advaa", {"copies": 1}, "--copies has no effect: --method advaa uses 8 copies unless --copies is above 1"),
     ],
 )
 def test_flags_of_other_methods_are_said_to_have_no_effect_and_have_none(
@@ -161,7 +165,7 @@ def test_what_decides_nothing_depends_on_the_rest_of_a_recipe() -> None:
     assert "warmup_lr" not in small(warmup_epochs=1).idle()
     assert "copies" not in small(method="advaa", copies=2).idle()
     assert small(method="faa", policy=Path("faa-cifar10")).idle()["every"] == "--method faa learns no policy"
-    assert small(policy=Path("p.safetensors")).idle()["every"] == "--policy is learned already"
+    assert small(policy=Path("p.safetensors")).idle()["every"] == "--policy names a learned policy"
     assert small(policy=Path("p.safetensors")).idle()["space"] == "--policy has its own"
 
 
@@ -594,7 +598,7 @@ def test_a_checkpoint_of_another_run_is_refused(stopped: Path, tmp_path: Path) -
         (tmp_path / "other").mkdir()
     (tmp_path / "other" / "recipe.json").write_text(json.dumps(small(lr=0.05).to_json()))
     (tmp_path / "other" / checkpoint.LAST).write_bytes((stopped / checkpoint.LAST).read_bytes())
-    with pytest.raises(ValueError, match=r"is of another run: its lr is 0\.1, not 0\.05; continue it with"):
+    with pytest.raises(ValueError, match=r"belongs to another run: its lr is 0\.1, not 0\.05; continue it with"):
         train(tmp_path / "other", resume=True, lr=0.05)
 
 
@@ -629,7 +633,7 @@ def test_a_policy_that_has_moved_can_be_named_again_and_no_other(
     assert eyes is not None
     other = LearnedPolicy(policy.probabilities, replace(policy.source, mean=(0.0,) * 3), judge.policy, eyes.network)
     other.save("other.safetensors")
-    with pytest.raises(ValueError, match=r"is of another run: its policy_sha256 is '[0-9a-f]{16}', not"):
+    with pytest.raises(ValueError, match=r"belongs to another run: its policy_sha256 is '[0-9a-f]{16}', not"):
         train(tmp_path / "moved", resume=True, policy=Path("other.safetensors"))
     assert json.loads((tmp_path / "moved" / "recipe.json").read_text())["policy"] == str(tmp_path / file)
     train(tmp_path / "moved", resume=True, policy=Path("renamed.safetensors"))
@@ -670,7 +674,7 @@ def test_resuming_on_other_data_is_refused(stopped: Path, monkeypatch: pytest.Mo
         return data
 
     monkeypatch.setattr(experiment, "dataset", other)
-    with pytest.raises(ValueError, match="is of a run on other data: images were added, removed or changed"):
+    with pytest.raises(ValueError, match="belongs to a run on other data: images were added, removed or changed"):
         train(stopped, resume=True)
 
 
@@ -688,7 +692,7 @@ def test_two_processes_cannot_train_into_one_folder(stopped: Path) -> None:
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(ValueError, match="another process trains into"):
+        with pytest.raises(ValueError, match="another process is training into"):
             train(stopped, resume=True)
         other.kill()
 

@@ -205,7 +205,7 @@ def report(figures: list[Figure]) -> Table:
     table = Table(
         title=f"{n} images of {size}×{size} on {device}, two functions each", title_justify="left", box=SIMPLE_HEAD
     )
-    for column in ("system", "images/s", "ms a batch", "ours over it"):
+    for column in ("system", "images/s", "ms per batch", "our speedup"):
         table.add_column(column, justify="left" if column == "system" else "right", no_wrap=True)
     for figure in figures:
         rate = figure.images_per_second

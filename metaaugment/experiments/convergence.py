@@ -379,8 +379,8 @@ def study(horizons: Sequence[int], seeds: int, console: Console) -> list[Run]:
     """All runs one after the other, shortest first, with a bar on a terminal and a line per run elsewhere."""
     if len(set(horizons)) < 2 or min(horizons) < 3:
         raise ValueError(
-            f"the horizons are {', '.join(map(str, horizons)) or 'none'}; "
-            "a slope needs two or more, each of at least 3: log log T is positive from there on"
+            f"--horizons is {', '.join(map(str, horizons)) or 'none'}; "
+            "it must be two or more different numbers, each at least 3, where log log T is positive"
         )
     if seeds < 1:
         raise ValueError(f"--seeds is {seeds}; it must be at least 1")

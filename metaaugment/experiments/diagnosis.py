@@ -119,18 +119,18 @@ class Diagnosis:
             epoch, step, seed = values.get("epoch"), values.get("step"), values.get("seed")
             regresses = values.get("regresses", False)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"it is not a diagnosis ({type(error).__name__}: {error})") from None
+            raise ValueError(f"the diagnosis is damaged ({type(error).__name__}: {error})") from None
         numbers = [plain[name] for name in ("samples", "validation", "accuracy", "chance")]
         numbers += [plain["update"]] if plain["update"] is not None else []
         good = all(is_number(number) and 0 <= number < 1e9 for number in numbers)
         if not noise or not good or plain["sees"] not in list(predicted) or type(plain["learns"]) is not bool:
-            raise ValueError("it is not a diagnosis: numbers are missing")
+            raise ValueError("the diagnosis is damaged: numbers are missing")
         if type(regresses) is not bool:
-            raise ValueError("it is not a diagnosis: it does not say how the policy learns")
+            raise ValueError("the diagnosis is damaged: it does not say how the policy learns")
         if not all(value is None or (type(value) is int and 0 <= value < 10**9) for value in (epoch, step)):
-            raise ValueError("it is not a diagnosis: its epoch or step is not a whole number")
+            raise ValueError("the diagnosis is damaged: its epoch or step is not a whole number")
         if seed is not None and type(seed) is not int:
-            raise ValueError("it is not a diagnosis: its seed is not a whole number")
+            raise ValueError("the diagnosis is damaged: its seed is not a whole number")
         found = {"noise": noise, "predicted": predicted, "captured": captured, "regresses": regresses}
         return cls(**plain, **found, epoch=epoch, step=step, seed=seed)
 
@@ -140,21 +140,21 @@ class Diagnosis:
         if self.accuracy <= self.chance:
             return (
                 f"Nothing can be learned: the network is right on {self.accuracy:.1%} of the validation images, no "
-                f"more than by chance (up to {self.chance:.1%}), so it has hardly begun to train, or their labels "
-                "are not those of the training images."
+                f"more than by chance (up to {self.chance:.1%}), so it has hardly begun to train, or "
+                "validation and training images are labelled differently."
             )
         if self.half.mean <= max(2 * self.half.error, 0.05):
             return (
                 f"The validation set is too small to tell: two halves of its {self.validation} images agree on which "
-                f"samples help at only {self.half}; hold out more."
+                f"samples help with a correlation of only {self.half}; hold out more."
             )
         if not self.worth_learning(self.best):
             return (
-                "Nothing is left to learn: which samples help cannot be predicted from anything that a policy may see "
-                f"(at best {self.best}), or not any more{self._sharper()}."
+                "Nothing is left to learn: which samples help cannot, or can no longer, be predicted from anything "
+                f"that a policy may see (at best {self.best}){self._sharper()}."
             )
         if self.captured is None:
-            return f"There is something to learn: {self._possible()}; this run has no policy that could."
+            return f"There is something to learn: {self._possible()}; this run has no policy to learn it."
         if self.worth_learning(self.captured) and self.captured.mean >= 0.5 * own.mean:
             return (
                 f"It {'learned' if self.learns else 'fits'}: its outputs correlate with the alignment at "
@@ -163,7 +163,7 @@ class Diagnosis:
             )
         follow = f"its outputs correlate with the alignment at {self.captured.mean:.2f}, and {self._possible()}"
         if not self.learns:
-            return f"It is not learned in this run: {follow}; a policy of the run's own could learn that."
+            return f"The policy was not learned in this run: {follow}; one that is learned in it could do better."
         if not self.worth_learning(own):
             way = "" if (more := self._further()) is None else f"; {_let_it_see(more)}"
             return (
@@ -221,7 +221,7 @@ class Diagnosis:
 
 def _let_it_see(more: str) -> str:
     name = f"exponential-{'label' if more == LABEL else 'clue'}-policy"
-    return f"let it see more, with --policy-network {name} and a watch on its weights, which may collapse"
+    return f"let it see more with --policy-network {name}, and watch its weights, which may collapse"
 
 
 def diagnose(
@@ -285,19 +285,19 @@ def _seen_by(learner: Learner) -> str:
 def check_enough(validation: Split, samples: int, batch: int) -> None:
     if len(validation) < 2 * SMALLEST:
         raise ValueError(
-            f"the validation split has {len(validation)} images, and its halves are compared; hold out at least "
-            f"{2 * SMALLEST}, of a folder of images in its folder val"
+            f"the validation split has {len(validation)} images, too few to compare two halves of them; hold out at "
+            f"least {2 * SMALLEST} (with --dataset folder, put them into its folder val)"
         )
     classes = int(validation.labels.max()) + 1
     if len(validation) < classes:
         raise ValueError(
-            f"the validation split has {len(validation)} images for {classes} classes and says nothing of most of "
-            f"them; hold out at least {classes}"
+            f"the validation split has {len(validation)} images for {classes} classes, so that some have none; hold "
+            f"out at least {classes}"
         )
     if (half := len(halves(validation.labels.cpu(), 0)[0])) < SMALLEST:
         raise ValueError(
-            f"two halves of the validation split with the same classes have {half} of its {len(validation)} images "
-            f"each, and {SMALLEST} are needed; hold out at least two of each class"
+            f"the {len(validation)} validation images give two halves with the same classes of only {half} images "
+            f"each, but {SMALLEST} are needed; hold out at least two of each class"
         )
     if samples < 5 * batch:
         raise ValueError(f"--samples is {samples}; for mini-batches of {batch} it must be at least {5 * batch}")
@@ -425,5 +425,5 @@ def standardized(values: Tensor, fit: Tensor) -> Tensor:
 def _number(found: Mapping[str, float]) -> Correlation:
     correlation = Correlation(float(found["mean"]), float(found["deviation"]))
     if not (abs(correlation.mean) <= 1.01 and 0 <= correlation.deviation <= 2):
-        raise ValueError(f"it is not a diagnosis: a correlation is {correlation.mean:g} ± {correlation.deviation:g}")
+        raise ValueError(f"the diagnosis is damaged: a correlation is {correlation.mean:g} ± {correlation.deviation:g}")
     return correlation

@@ -198,7 +198,7 @@ def prepare(recipe: Recipe, place: Place, console: Console, fresh: bool = True) 
         if recipe.dataset == "folder" and policy.provenance.get("data") not in (None, data.fingerprint()):
             console.print(
                 f"--policy {recipe.policy} was learned on other images than those of this run; if it has seen some of "
-                "these, the test accuracy is too good",
+                "the test images, the test accuracy is too high",
                 soft_wrap=True,
             )
     elif recipe.policy is not None:
@@ -236,8 +236,8 @@ def _check_unseen(recipe: Recipe, learned: object) -> None:
     if share and (other or found != (share, recipe.split_seed, of)):
         raise ValueError(
             f"--held-back is {share:g} of the {of} images, but --policy {recipe.policy} was learned on "
-            f"{recipe.dataset} with {found[0]:g}, of the {found[2]} images, and has seen some that are held back now; "
-            f"take one that was learned with --held-back {share:g} --held-back-from {of} --split-seed "
+            f"{recipe.dataset} with {found[0]:g} of the {found[2]} images held back, and has seen some that are held "
+            f"back now; use one that was learned with --held-back {share:g} --held-back-from {of} --split-seed "
             f"{recipe.split_seed}" + (f" and --per-class {recipe.per_class}" if other else "")
         )
     if found[1] != recipe.split_seed and recipe.dataset not in FIXED_TEST:
@@ -252,12 +252,12 @@ def _check_fits(recipe: Recipe, policy: LearnedPolicy, data: DataSet) -> None:
     if source.channels != data.channels:
         raise ValueError(
             f"--policy {recipe.policy} was learned on images of {source.channels} channels, "
-            f"but {data.name} has {data.channels}"
+            f"but {data.name} has {data.channels}; use another policy"
         )
     if policy.needs_labels and source.num_classes != data.num_classes:
         raise ValueError(
             f"--policy {recipe.policy} looks at labels and was learned with {source.num_classes} classes, but "
-            f"{data.name} has {data.num_classes}; export it with --sampler-only, or take another"
+            f"{data.name} has {data.num_classes}; export it with --sampler-only, or use another"
         )
 
 
@@ -276,7 +276,7 @@ def assemble(
     torch.manual_seed(derived_seed(recipe.seed, INITIAL))
     net = network(recipe.network, data.num_classes, data.channels)
     if fresh and recipe.pretrained is not None and not load_pretrained(net, recipe.pretrained):
-        console.print(f"{recipe.pretrained}: its last layer has other classes; ours starts fresh.")
+        console.print(f"{recipe.pretrained}: its last layer is for other classes; ours starts from random weights.")
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     net = placed(net, recipe, device, dtype, layout)
     generator = torch.Generator(device).manual_seed(derived_seed(recipe.seed, DRAWS))

@@ -38,7 +38,10 @@ def _learned(folder: Path, state: dict[str, Any]) -> LearnedPolicy:
     net.load_state_dict(state["learner"].get("extractor", state["network"]), assign=True)
     method = METHODS[recipe.method]
     if "policy" not in state["learner"] or not state["learner"]["policy"]:
-        raise ValueError(f"{folder} is still in its {recipe.random_epochs} random epochs and has learned no policy yet")
+        raise ValueError(
+            f"{folder} is still in its {recipe.random_epochs} random epochs and has learned no policy yet; wait until "
+            "they are over"
+        )
     with torch.device("meta"):
         policy = method.policy(recipe, feature_dim(net), about["num_classes"])
     policy.load_state_dict(state["learner"]["policy"], assign=True)

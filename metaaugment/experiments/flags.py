@@ -52,7 +52,7 @@ def check_agreement(folder: Path, asked: Any, default: Any, recorded: Any, said:
         if (wish != getattr(default, name) or name in said) and wish != found:
             raise ValueError(
                 f"{flag(name)} is {_said(wish)}, but {folder} was begun with {_said(found)}; "
-                "leave out the flag, or begin another one with --out"
+                "leave out the flag, or begin anew in another folder with --out"
             )
 
 

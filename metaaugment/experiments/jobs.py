@@ -116,7 +116,7 @@ class Work(ABC):
         if status < 0:
             return f"killed by signal {-status}, as happens when memory is short; the same command continues it"
         lines = (self.folder.parent / f"{self.name}.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
 
     @property
     def beside(self) -> Path:
@@ -181,7 +181,7 @@ class Job(Work):
         file = self.folder / run_folder.RECIPE
         way = "move the folder away, or choose another --runs"
         if not self.begun:
-            raise ValueError(f"{self.folder} has a result, but no {run_folder.RECIPE} that says of what; {way}")
+            raise ValueError(f"{self.folder} has a result, but no {run_folder.RECIPE} that says what was run; {way}")
         try:
             recorded = Recipe.from_json(run_folder.read_json(file))
         except ValueError as error:
@@ -242,7 +242,7 @@ class Job(Work):
         what = [self.row.recipe, "--methods", self.entry.name, "--seeds", str(self.seed + 1), *epochs]
         command = shlex.join(["metaaugment", "reproduce", *what, *self.where.place.flags(), *folders])
         # A run whose result is kept is not made again.
-        first = f", whose folder is gone: move {self.result} away" if self.result.exists() else ""
+        first = f", whose folder is gone: move {self.result} away first" if self.result.exists() else ""
         return f"{self}{first}; make it with: {command}"
 
 
@@ -279,7 +279,7 @@ class Search(Work):
     def keep(self) -> str:
         published.find(self.folder / run_folder.POLICY)  # refuses a file that is no policy
         self.export()
-        return f"a policy is found; {self.makes}"
+        return f"policy found; {self.makes}"
 
     def progress(self) -> str:
         return f"{_lines(self.folder / run_folder.TRIALS)} trials"

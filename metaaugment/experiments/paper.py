@@ -26,7 +26,7 @@ def digits() -> Recipe:
 def folder() -> Recipe:
     """Not in the paper: images of your own, one folder per class, split into train, val and test or by a seed.
 
-    Run: metaaugment train folder --data DIR --network resnet-50. Time: that of your images.
+    Run: metaaugment train folder --data DIR --network resnet-50. Time: depends on your images.
     """
     return Recipe(
         name="folder", dataset="folder", network="resnet-50", epochs=100, batch=64, lr=0.05, weight_decay=1e-4,
@@ -39,7 +39,7 @@ def cifar10_wrn_28_10() -> Recipe:
     """Table 1. Paper: 97.76 ± 0.04, baseline 96.1.
 
     Run: metaaugment train cifar10-wrn-28-10.
-    Time: about 15 s per epoch on one H200, estimated from its bare step of 40 ms.
+    Time: about 15 s per epoch on one H200, estimated from the time of one step, 40 ms.
     """
     return Recipe(
         name="cifar10-wrn-28-10", dataset="cifar10", network="wrn-28-10",
@@ -53,7 +53,7 @@ def cifar10_wrn_40_2() -> Recipe:
     """Table 1. Paper: 96.79 ± 0.06, baseline 94.7.
 
     Run: metaaugment train cifar10-wrn-40-2.
-    Time: 5.9 s per epoch on one H200, measured over five; the baseline 2.0 s.
+    Time: 5.9 s per epoch on one H200, measured over five epochs; 2.0 s for the baseline.
     """
     return replace(cifar10_wrn_28_10(), name="cifar10-wrn-40-2", network="wrn-40-2")
 
@@ -105,7 +105,7 @@ def cifar100_wrn_28_10() -> Recipe:
     """Table 1. Paper: 83.79 ± 0.11, baseline 81.2.
 
     Run: metaaugment train cifar100-wrn-28-10.
-    Time: about 15 s per epoch on one H200, estimated from its bare step of 40 ms.
+    Time: about 15 s per epoch on one H200, estimated from the time of one step, 40 ms.
     """
     return replace(cifar10_wrn_28_10(), name="cifar100-wrn-28-10", dataset="cifar100", epochs=200, window=20)
 
@@ -164,7 +164,7 @@ def omniglot_wrn_40_2() -> Recipe:
     """Table 3. Paper: 89.12 ± 0.10, baseline 85.86.
 
     Run: metaaugment train omniglot-wrn-40-2.
-    Time: 2.9 s of training per epoch on one H200, measured over two; the baseline 0.9 s.
+    Time: 2.9 s per epoch of training on one H200, measured over two epochs; 0.9 s for the baseline.
     """
     return replace(omniglot_wrn_28_10(), name="omniglot-wrn-40-2", network="wrn-40-2")
 
@@ -172,7 +172,8 @@ def omniglot_wrn_40_2() -> Recipe:
 def imagenet_resnet_50() -> Recipe:
     """Table 4. Paper: 79.74 ± 0.08 (top-5 94.64 ± 0.03), baseline 76.3 (93.1).
 
-    40 epochs with random transformations, 40 that learn the policy, 40 with it frozen; four transformations per sample.
+    Phases: 40 epochs with random transformations, 40 learning the policy, 40 with the policy frozen; four
+    transformations per sample.
     Run: metaaugment train imagenet-resnet-50.
     Time: not measured.
     """

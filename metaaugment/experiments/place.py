@@ -15,22 +15,22 @@ MOST_READERS = 16  # unless --workers says how many
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run happens and what it writes; none of this is part of the experiment."""
+    """Where and how to run, and what to write; these settings are not part of the recipe."""
 
     data: Path | None = None
     """Folder of the data; by default $METAAUGMENT_DATA or ~/.cache/metaaugment."""
     out: Path | None = None
-    """Folder of the run, which must be new; by default named after recipe, method and seed."""
+    """Folder of the run or search, which must be new; by default named after recipe, method and seed."""
     resume: Path | None = None
-    """Folder of a run to continue, with the settings it began with."""
+    """Folder of a run or search to continue, with the settings it began with."""
     device: str | None = None
     """cpu or cuda; by default cuda if available."""
     precision: Literal["bf16", "float32", "float64"] | None = None
     """Precision of the networks; by default bf16 on a GPU, else float32. float64 is for comparing runs."""
     deterministic: bool = False
-    """Make a run on a GPU reproducible bit for bit, which is slower; runs on a CPU always are."""
+    """Use deterministic algorithms on a GPU where torch has them, which is slower; CPU runs are always reproducible."""
     capture: bool = True
-    """Replay steps on a GPU as CUDA graphs."""
+    """Replay steps on a GPU as CUDA graphs; no effect with several processes or with --deterministic."""
     workers: int | None = None
     """Processes that read image files, and as many again during evaluation; by default one per core, at most 16."""
     corrupt: Literal["error", "skip"] = "error"
@@ -62,7 +62,9 @@ class Place:
         if self.out is not None and self.out != folder:
             raise ValueError(f"--out is {self.out}, but --resume continues in {folder}; leave out --out")
         if not (folder / record).exists():
-            raise ValueError(f"{folder} is not a {what}: it has no {record}; name one, or begin one with --out")
+            raise ValueError(
+                f"{folder} is not a {what}: it has no {record}; name the folder of one, or begin one with --out"
+            )
         return folder
 
     def command(self, recipe: str, out: Path, **changed: Any) -> str:

@@ -46,7 +46,7 @@ class Recipe:
     seed: int = 0
     """Seed of everything random in training."""
     policy: Path | None = None
-    """Policy to train under: the file of a learned one; for autoaugment, faa, pba, dada, a file or a published name."""
+    """Policy to train under: a file or, for autoaugment, faa, pba and dada, also the name of a published policy."""
     pretrained: Path | None = None
     """Initial weights of the task network, a safetensors file."""
 
@@ -77,32 +77,32 @@ class Recipe:
     """Compute batch statistics on each process's part of a mini-batch instead of the whole."""
 
     num_ops: int | None = None
-    """Functions per image, for randaugment as published; without it, the paper's variant."""
+    """Functions per image, for the published RandAugment; if not given, the MetaAugment paper's variant is used."""
     magnitude: float | None = None
-    """Magnitude of these functions, 0 to 10 (with --num-ops)."""
+    """Magnitude of these functions, 0 to 10; needs --num-ops."""
 
     # The policy
     policy_network: str = "policy-network"
-    """The policy that weights samples. policy-network is the paper's; feature-policy does not see the transformation;
-    clue-policy also sees loss, probability and entropy, and label-policy the label as well. Prefixes of these names:
-    with exponential- the output does not saturate, rejecting- leaves out samples below the mean, and
-    regressing-exponential- predicts the alignment."""
+    """The policy that weights samples. policy-network is the paper's; feature-policy does not see the transformation.
+    clue-policy also sees loss, probability and entropy; label-policy sees the label as well.
+    Prefixes: exponential- (the output does not saturate), rejecting- (leaves out samples below the mean),
+    regressing-exponential- (learns to predict the alignment)."""
     sharpness: float = 1.0
-    """How much a weight's logarithm grows per standard deviation of the alignment that regressing- predicts."""
+    """For regressing- policies: how much the log of a weight grows per standard deviation of predicted alignment."""
     extractor: Literal["shared", "own"] = "shared"
-    """Network that gives the policy its features: the task network, or one of its own that is learned with it."""
+    """Where the policy gets its features. shared: the task network; own: a separate one, learned with the policy."""
     learn_alpha: bool = True
-    """Learn the inner step size."""
+    """Learn alpha, the inner step size."""
     real_alpha: bool = False
-    """Set the inner step size to the task network's learning rate in each step instead of learning it."""
+    """Set alpha to the task network's learning rate at each step instead of learning it."""
     policy_batch: int = 128
-    """Validation images per policy update; large numbers are processed in chunks of 256 images or more."""
+    """Validation images per policy update; large batches are processed in chunks of at least 256 images."""
     policy_optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimizer of the policy network and alpha; adam does not use --policy-momentum."""
     policy_lr: float = 1e-3
     """Learning rate of the policy network and alpha."""
     policy_schedule: Literal["constant", "cosine"] = "constant"
-    """Schedule of --policy-lr: constant, or falling to 0 along a cosine, as the task network's learning rate does."""
+    """Schedule of --policy-lr: constant, or a cosine that falls to 0 together with the task network's learning rate."""
     policy_momentum: float = 0.9
     """Momentum of the policy's SGD."""
     policy_weight_decay: float = 5e-4
@@ -122,13 +122,13 @@ class Recipe:
     lagged: bool = False
     """Update the task network with weights that are one policy step old, which is cheaper."""
     every: int = 1
-    """Steps from one policy update to the next."""
+    """Update the policy on every N-th step."""
     random_epochs: int = 0
     """Epochs at the start with uniform transformations and equal weights."""
     frozen_epochs: int = 0
     """Epochs at the end under the frozen policy."""
     transfer: bool = False
-    """The paper trains this row by transfer, so --method metaaugment needs --policy FILE."""
+    """The paper trains this row by transfer: --method metaaugment then requires --policy FILE."""
 
     # The data
     size: int | None = None
@@ -146,9 +146,9 @@ class Recipe:
     crop: int = 0
     """Pixels of padding for a random crop before the transformation."""
     baseline_crop: int = 0
-    """Pixels of padding for the baseline's random crop; the baseline has no transformation."""
+    """Pixels of padding for the random crop of --method baseline."""
     cutout: int = 0
-    """Side of the square that Cutout fills after the transformation; the baseline has none."""
+    """Side in pixels of the square that Cutout fills after the transformation; not used by --method baseline."""
     space: str = "metaaugment"
     """Space that defines what a magnitude means; `metaaugment ops --space NAME` prints one."""
 
@@ -162,25 +162,25 @@ class Recipe:
         method, why = METHODS[self.method], {}
         if not self.learns:
             learned = self.method == "metaaugment"
-            reason = "--policy is learned already" if learned else f"--method {self.method} learns no policy"
+            reason = "--policy names a learned policy" if learned else f"--method {self.method} learns no policy"
             why |= dict.fromkeys(LEARNING, reason)
         else:
             if self.policy_optimizer == "adam":
                 why["policy_momentum"] = "--policy-optimizer is adam"
             if not self.policy_network.startswith("regressing-"):
-                why["sharpness"] = f"--policy-network {self.policy_network} predicts no alignment"
+                why["sharpness"] = f"--policy-network {self.policy_network} does not predict the alignment"
             if self.epsilon == 1:
                 why["window"] = "--epsilon is 1"
             if self.real_alpha:
-                why |= dict.fromkeys(("alpha", "learn_alpha"), "--real-alpha is the learning rate")
+                why |= dict.fromkeys(("alpha", "learn_alpha"), "--real-alpha sets alpha to the learning rate")
         if not self.warmup_epochs:
             why["warmup_lr"] = "--warmup-epochs is 0"
         if self.copies == 1 and method.copies > 1:
-            why["copies"] = f"--method {self.method} has {method.copies} unless there are more"
+            why["copies"] = f"--method {self.method} uses {method.copies} copies unless --copies is above 1"
         if self.method == "baseline":
-            why |= dict.fromkeys(("space", "crop", "cutout"), "--method baseline has a --baseline-crop and no more")
+            why |= dict.fromkeys(("space", "crop", "cutout"), "--method baseline uses only --flip and --baseline-crop")
         else:
-            why["baseline_crop"] = "it is for --method baseline"
+            why["baseline_crop"] = "only --method baseline uses it"
         if method.space or method.found:
             why["space"] = f"--method {self.method} has a space of its own"
         elif self.policy is not None:
@@ -215,22 +215,28 @@ class Recipe:
         self._refuse("sharpness", 0 < self.sharpness <= 5, "above 0, and at most 5")
         _, _, kind = POLICIES[self.policy_network]
         self._refuse("extractor", self.extractor == "shared" or not seen_by(KINDS[kind]),
-                     f"shared for {self.policy_network}, which sees how sure the task network is")  # fmt: skip
+                     f"shared, because {self.policy_network} uses the task network's own outputs")  # fmt: skip
         self._refuse("transformations", self.transformations == "pairs" or self.method == "metaaugment",
                      f"pairs for --method {self.method}, which draws its own")  # fmt: skip
         self._refuse("held_back", 0 <= self.held_back < 1, "a share of 0 or more, and less than 1")
         if self.held_back_from == "training" and not self.held_back:
-            raise ValueError("--held-back-from is training, but --held-back is 0; say what share with --held-back 0.2")
+            raise ValueError(
+                "--held-back-from is training, but --held-back is 0; give a share, such as --held-back 0.2"
+            )
         self._refuse("epsilon", 0 <= self.epsilon <= 1, "a share in [0, 1]")
-        self._refuse("nesterov", not self.nesterov or self.momentum > 0, "with --momentum above 0 only")
+        if self.nesterov and not self.momentum > 0:
+            raise ValueError(f"--nesterov needs --momentum above 0, but it is {self.momentum:g}; change one of the two")
         self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than the {self.epochs} epochs")
         if self.policy is not None and self.method != "metaaugment" and not METHODS[self.method].found:
-            raise ValueError(f"--policy is {self.policy}, which --method {self.method} does not use; leave out one")
+            raise ValueError(
+                f"--policy is {self.policy}, which --method {self.method} does not use; leave out one of the two"
+            )
         self._check_randaugment()
         if self.method == "metaaugment":
             learning = self.epochs - self.random_epochs - self.frozen_epochs
             enough = learning > 0 or not (self.random_epochs or self.frozen_epochs)
-            self._refuse("epochs", enough, f"above {self.random_epochs} random and {self.frozen_epochs} frozen ones")
+            both = f"{self.random_epochs} + {self.frozen_epochs}"
+            self._refuse("epochs", enough, f"larger than --random-epochs plus --frozen-epochs ({both})")
             if self.transfer and self.policy is None:
                 raise ValueError(
                     f"{self.name} is trained under a policy that was learned before; name its file with --policy FILE, "
@@ -250,7 +256,7 @@ class Recipe:
                 )
         self._refuse("num_ops", 1 <= (self.num_ops or 0) <= 16, "1 to 16")
         self._refuse(
-            "magnitude", 0 <= (self.magnitude or 0) <= MAX_MAGNITUDE, "0 to 10; a third of it where 30 is most"
+            "magnitude", 0 <= (self.magnitude or 0) <= MAX_MAGNITUDE, "0 to 10; divide by 3 if yours is out of 30"
         )
 
     def _refuse(self, name: str, good: bool, allowed: str) -> None:

@@ -164,8 +164,8 @@ class Queue:
         for job in self.waiting:
             if job.busy:
                 why[job] = (
-                    f"{job}: another process trains into {job.folder}; the same command keeps its result once that "
-                    "one has ended"
+                    f"{job}: another process is training into {job.folder}; once that has ended, the same command "
+                    "keeps its result"
                 )
             elif job.waits_for is not None and job.waits_for.folder not in own:
                 why[job] = f"{job} waits for the policy of {job.waits_for.made_by(report)}"
@@ -240,6 +240,6 @@ def reproduce(
         )  # fmt: skip
     if queue.failed:
         job, words = next(iter(queue.failed.items()))
-        raise ValueError(f"{job} failed: {words}; {job.folder}.log has all that it said")
+        raise ValueError(f"{job} failed: {words}; its full output is in {job.folder}.log")
     if unwritten is not None:
         raise unwritten

@@ -44,21 +44,25 @@ def read_result(file: Path) -> Result:
     for key in (accuracy, "epochs", "seconds", "images_per_second"):
         value = result.get(key)
         if not run_folder.is_number(value) or value < 0:
-            raise ValueError(f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a number; take an intact copy")
+            raise ValueError(
+                f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a number; restore an intact copy"
+            )
     if result[accuracy] > 1:
         raise ValueError(
-            f"{file} is damaged: its {accuracy} is {result[accuracy]}, not a share of 0 to 1; take an intact copy"
+            f"{file} is damaged: its {accuracy} is {result[accuracy]}, not a share of 0 to 1; restore an intact copy"
         )
     for key in ("epochs", "side_by_side"):
         value = result.get(key, 1)
         if type(value) is not int or value < 1:
             raise ValueError(
                 f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a whole number of at least 1; "
-                "take an intact copy"
+                "restore an intact copy"
             )
     machine = result.get("machine")
     if not (isinstance(machine, dict) and "hardware" in machine and "commit" in result):
-        raise ValueError(f"{file} is damaged: it does not say where the run was made; take an intact copy")
+        raise ValueError(
+            f"{file} is damaged: it does not say on which machine and commit the run was made; restore an intact copy"
+        )
     return result
 
 
@@ -67,7 +71,7 @@ def _check_named(file: Path, result: Result) -> None:
     entry, seed = file.stem.rsplit("-seed", 1)
     if str(result.get("seed")) != seed or result.get("entry", entry) != entry:
         raise ValueError(
-            f"{file} holds {result.get('entry', 'a run')} with seed {result.get('seed')}; give it back its name, or "
+            f"{file} holds {result.get('entry', 'a run')} with seed {result.get('seed')}; rename it to match, or "
             "move it away"
         )
 
@@ -76,17 +80,17 @@ def _check_alike(file: Path, first: Result, result: Result) -> None:
     """Refuse a mean over runs with different settings."""
     one, other = accuracy_key(result), accuracy_key(first)
     if one != other:
-        raise ValueError(f"{file} has a {one}, but the first of its entry a {other}; move it away")
+        raise ValueError(f"{file} has a {one}, but the first file of its entry has a {other}; move it away")
     ours, theirs = result.get("recipe") or {}, first.get("recipe") or {}
     for key in sorted((ours.keys() & theirs.keys()) - {"seed", "policy"}):
         if ours[key] != theirs[key]:
             raise ValueError(
-                f"{file} was trained with {key} {ours[key]}, but the first of its entry with {theirs[key]}; "
+                f"{file} was trained with {key} {ours[key]}, but the first file of its entry with {theirs[key]}; "
                 "move it away"
             )
     if result["epochs"] != first["epochs"]:
         raise ValueError(
-            f"{file} is of {result['epochs']} epochs, but the first of its entry of {first['epochs']}; move it away"
+            f"{file} has {result['epochs']} epochs, but the first file of its entry has {first['epochs']}; move it away"
         )
 
 
@@ -127,9 +131,9 @@ def markdown(folder: Path) -> str:
         "# Results",
         "",
         "Made by `metaaugment reproduce` from the files under `results/`, one per run; nothing is typed by hand.",
-        "Accuracy in percent after the last epoch, on the test images but for rehearsals, mean ± standard deviation",
-        "over seeds. Time is that of training; where several runs shared a GPU it says how many at most,",
-        "and is not the time of a run alone.",
+        "Accuracy in percent after the last epoch, on the test images except in rehearsals, as mean ± standard",
+        "deviation over seeds. Time is that of training; “4 at once” means that up to 4 runs shared the GPU, so that",
+        "it is not the time of a run alone.",
     ]
     for row, entries in read(folder).items():
         title = ROWS[_recipe(row)].table if _recipe(row) in ROWS else "not in the paper"
@@ -160,20 +164,22 @@ def _speeds(folder: Path) -> list[str]:
                 )
                 for figure in measured["figures"]
             ]
-            table = _lines(("", "", "images/s", "time", "of bare steps", "epoch of bare steps"), rows)
+            table = _lines(("", "", "images/s", "× baseline", "× bare steps", "epoch × bare steps"), rows)
             machine = f"{measured['machine']['hardware']}, torch {measured['machine']['torch']}"
             epochs = f"{measured['epochs']:d}"
         except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
-            raise ValueError(f"{file} is damaged: it is none of benchmarks/training.py; take an intact copy") from None
+            raise ValueError(
+                f"{file} is damaged: it was not written by benchmarks/training.py; restore an intact copy"
+            ) from None
         lines += [
             "",
             f"## Speed of training ({_cell(machine)})",
             "",
-            f"One after the other in one run of `benchmarks/training.py`, each alone on the device, {epochs} epochs:",
-            "the steps of an epoch, against the baseline's and against the bare steps of their kind; and the whole",
-            "epoch, with validation, log and checkpoint, against the same. Each is the median over the epochs after",
-            "the first; the last one includes what a run does once: its last checkpoint and, if a policy is learned,",
-            "a look at many samples.",
+            f"Trained one after the other for {epochs} epochs in one run of `benchmarks/training.py`, each alone on the",
+            "device. Speed is that of the steps; their time is given as a multiple of the baseline's and of that of bare",
+            "steps of their kind, and the time of a whole epoch, with validation, log and checkpoint, as a multiple of",
+            "the latter. Each is the median over the epochs after the first; the last one includes what a run does once:",
+            "its last checkpoint and, if a policy is learned, a look at many samples.",
             "",
             *table,
         ]

@@ -157,7 +157,9 @@ def trainer(
     looked_at = Batches(batches.split, recipe.batch, derived_seed(recipe.seed, LOOKS), device, Reader(0, reader.skip))
     digits = place.precision or ("bf16" if device.type == "cuda" else "float32")
     if (digits == "float64") != (experiment.dtype == torch.float64):
-        raise ValueError("--precision is float64, which only metaaugment train has; leave it out, or choose float32")
+        raise ValueError(
+            "--precision is float64, which only metaaugment train supports; leave it out, or choose float32"
+        )
     half = partial(torch.autocast, device.type, torch.bfloat16)
     precision = half if digits == "bf16" else contextlib.nullcontext
     optimizer = SGD(
@@ -195,7 +197,7 @@ def as_it_was(folder: Path, place: Place, console: Console) -> Trainer:
         if state["identity"]["data"] != experiment.data.fingerprint():
             raise ValueError(
                 f"{folder} was trained on other data than {experiment.data.name} has now: images were added, removed "
-                "or changed since, or --data names another folder"
+                "or changed since, or --data is another folder; restore the images, or correct --data"
             )
         training.load_learned(state)
     return training
@@ -229,7 +231,7 @@ def _recorded(recipe: Recipe, place: Place, said: Collection[str]) -> tuple[Reci
     folder = place.resumed("run", run_folder.RECIPE)
     recorded = read_recipe(folder / run_folder.RECIPE).anchored()
     if recorded.name != recipe.name:
-        raise ValueError(f"{folder} is a run of {recorded.name}, not of {recipe.name}; name that recipe")
+        raise ValueError(f"{folder} is a run of {recorded.name}, not of {recipe.name}; name {recorded.name} instead")
     if recipe.policy is not None and recorded.policy is not None:
         recorded = replace(recorded, policy=recipe.policy)  # where it lies now; a checkpoint knows it by its content
     check_agreement(folder, recipe, RECIPES[recipe.name](), recorded, said)

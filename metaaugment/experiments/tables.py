@@ -209,7 +209,7 @@ COMPARISONS: dict[str, Comparison] = {
         ("epsilon", "how much of the distribution over transformations is uniform: 0, 0.1, 0.5, 1",
          ("fast-epsilon-0", "metaaugment-fast", "fast-epsilon-0.5", "fast-epsilon-1")),
         ("embedding", "whether the policy sees the transformation", ("metaaugment-fast", "fast-no-embedding")),
-        ("extractor", "whether the policy sees through the task network or through one of its own",
+        ("extractor", "whether the policy's features come from the task network or from a network of its own",
          ("metaaugment-fast", "fast-own-extractor")),
         ("rejection", "whether samples below the mean weight are left out", ("metaaugment-fast", "fast-rejecting")),
         ("alpha", "whether the inner step size is learned", ("metaaugment-fast", "fast-fixed-alpha")),
@@ -219,18 +219,18 @@ COMPARISONS: dict[str, Comparison] = {
     )
 } | {
     "halves-omniglot-wrn-40-2": Comparison(
-        "what to choose by: half of the validation images train the policy, accuracy is that on the others; the test "
-        "images are not looked at", "omniglot-wrn-40-2", tuple(entry.name for entry in REHEARSED),
+        "for choosing a learner: half of the validation images train the policy, and accuracy is that on the other "
+        "half; the test images are not used", "omniglot-wrn-40-2", tuple(entry.name for entry in REHEARSED),
     )
 } | {
     f"rehearsal-{row}": Comparison(
-        "what to choose by: accuracy is that on a fifth of the training images, which neither network nor policy "
-        "learn from; the test images are not looked at", row, (*(entry.name for entry in TRIED), *GONE),
+        "for choosing a learner: accuracy is that on a fifth of the training images, which neither network nor policy "
+        "learns from; the test images are not used", row, (*(entry.name for entry in TRIED), *GONE),
     )
     for row in ("omniglot-wrn-40-2", "cifar100-wrn-40-2")
 } | {
     f"learners-{row}": Comparison(
-        "equal weights, the paper's learner, and that of ours which the rehearsals leave",
+        "equal weights, the paper's learner, and the one of ours that the rehearsals selected",
         row, ("randaugment", "metaaugment-fast", CHOSEN.name),
     )
     for row in ("omniglot-wrn-40-2", "cifar100-wrn-40-2")

@@ -109,11 +109,11 @@ def unlike(together: Sequence[Group]) -> list[str]:
     known = [run for run in runs if _fingerprint(run) is not None]
     images = _differ(runs, *IMAGES) or any(_other_images(known[0], run) for run in known)
     differences = ["on the same images"] if images else []
-    differences += ["for the same epochs"] if _differ(runs, "epochs") else []
+    differences += ["for the same number of epochs"] if _differ(runs, "epochs") else []
     if not differences:
         return []
     return [
-        f"These runs were not trained {', nor '.join(differences)}: what their figures differ by may come from that."
+        f"These runs were not trained {', nor '.join(differences)}: their figures may differ for that reason alone."
     ]
 
 
@@ -174,7 +174,7 @@ def _cost(group: Group, together: Sequence[Group]) -> tuple[str, str]:
     places = {_place(run) for run in group.runs if _place(run) is not None}
     seconds = _seconds(group.runs)
     if not seconds or len(places) != 1:
-        return "–", "its machine is known when it is finished" if not places else "its runs are of different machines"
+        return "–", "its machine is known once it is finished" if not places else "its runs used different machines"
     work = {key: group.runs[0].recipe.get(key) for key in SAME_WORK}
     plain = [
         run for other in together for run in other.runs
@@ -185,7 +185,7 @@ def _cost(group: Group, together: Sequence[Group]) -> tuple[str, str]:
         return "–", "no run with --method baseline of this recipe and machine is in the report"
     same = _seconds([run for run in plain if _fingerprint(run) == _fingerprint(group.runs[0])])
     if not same:
-        return "–", "the runs with --method baseline of this recipe and machine are of other images"
+        return "–", "the runs with --method baseline of this recipe and machine use other images"
     return f"{statistics.mean(seconds) / statistics.mean(same):.2f} ×", ""
 
 

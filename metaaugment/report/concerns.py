@@ -75,8 +75,8 @@ def policy_saturated(run: Run) -> str | None:
         return None
     return (
         f"Policy saturated: {share[lowest]:.0%} of a mini-batch effectively trained the network around epoch "
-        f"{epochs[lowest]}, and all weights are equal now; a policy that gives everything the same hardly learns any "
-        "more. A lower policy learning rate, or --policy-schedule cosine, may help."
+        f"{epochs[lowest]}, and all weights are equal now; a policy that gives every sample the same weight hardly "
+        "learns any more. A lower policy learning rate, or --policy-schedule cosine, may help."
     )
 
 

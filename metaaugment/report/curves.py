@@ -15,10 +15,10 @@ SIZE = (4.4, 2.7)  # inches: two beside each other on a page, one on a phone
 READINGS = {
     "train_loss": (
         "Weighted training loss",
-        "Of augmented samples, each counted by its weight; above that of validation where augmentation is hard.",
+        "Of augmented samples, each counted by its weight; above the validation loss where augmentation is hard.",
     ),
-    "val_loss": ("Validation loss", "Of images as they are; what the policy learns to make small."),
-    "val_accuracy": ("Validation accuracy", "Of images as they are, after each epoch."),
+    "val_loss": ("Validation loss", "Of images without augmentation; the policy learns to reduce it."),
+    "val_accuracy": ("Validation accuracy", "Of images without augmentation, after each epoch."),
     "alpha": ("α, the learned inner step size", "How far the policy looks ahead; at 0 it learns nothing."),
     "effective_samples": (
         "Effective sample size",

@@ -18,7 +18,7 @@ def in_words(found: Diagnosis) -> list[str]:
         "",
         "how far two draws of validation images agree on which samples help",
         *(f"  {size:>6,} images each            {noise}" for size, noise in found.noise.items()),
-        "what can be predicted of it, on other samples and by the other half of the images",
+        "how well it can be predicted, on other samples and with the other half of the validation images",
         *(f"  from {name:<33} {value}" for name, value in found.predicted.items()),
         f"in the outputs of the policy           {'it has none' if found.captured is None else found.captured}",
         "",
@@ -51,16 +51,16 @@ def panels(found: Diagnosis) -> list[Picture]:
     left, right = (Figure(figsize=(4.4, 3.1), layout="constrained") for _ in range(2))
     _draw_predicted(left.subplots(), found)
     _draw_noise(right.subplots(), found)
-    captured = "" if found.captured is None else " The line is what the policy's outputs have of it by now."
+    captured = "" if found.captured is None else " The line is the correlation of the policy's outputs."
     return [
         Picture(
             "predicted", PREDICTED,
-            "From what is named on the left, on other samples, with the deviation over halves of the validation images."
+            "From the inputs on the left, on other samples; error bars show the deviation over validation halves."
             f"{captured}",
             _predicted_words(found), left,
         ),
         Picture(
-            "noise", NOISE, "Near 1, as many validation images as these say which samples help; near 0, they do not.",
+            "noise", NOISE, "Near 1, that many validation images tell which samples help; near 0, they do not.",
             _noise_words(found), right,
         ),
     ]  # fmt: skip
@@ -98,5 +98,5 @@ def _predicted_words(found: Diagnosis) -> str:
 
 
 def _noise_words(found: Diagnosis) -> str:
-    said = "; ".join(f"{value.mean:.2f} at {size:,} images" for size, value in found.noise.items())
-    return f"Two draws of validation images agree by {said}."
+    said = "; ".join(f"{value.mean:.2f} with {size:,} images" for size, value in found.noise.items())
+    return f"Two draws of validation images correlate at {said}."

@@ -55,7 +55,7 @@ def print_table(space: str | Space, size: int) -> None:
     header, *rows = level_rows(space, size, PICTURE_MAGNITUDES)
     table = Table(
         title=f"Space {space.name}: each argument at five magnitudes, {size}×{size} pixels",
-        caption=f"{space.source}. ± is a fair coin's sign.",
+        caption=f"{space.source}. ± means a random sign.",
         box=SIMPLE_HEAD,
         title_justify="left",
         caption_justify="left",

@@ -37,7 +37,7 @@ def in_words(name: Path | str, size: int) -> Iterator[str]:
     policy = published.find(name)
     yield f"{name}: {policy.source}"
     if isinstance(policy, SubPolicies):
-        yield f"Each image draws one of {len(policy.sub_policies)} sub-policies; ± is a fair coin's sign."
+        yield f"Each image draws one of {len(policy.sub_policies)} sub-policies; ± means a random sign."
         for number, pair in enumerate(policy.sub_policies, 1):
             first, second = (_phrase(policy, function, size) for function in pair)
             yield f"{number:3}. {first}, then {second}"
@@ -45,7 +45,7 @@ def in_words(name: Path | str, size: int) -> Iterator[str]:
         none, one, two = (f"{share:.0%}" for share in COUNTS)
         yield (
             f"{policy.epochs} epochs, stretched to those of a run. Each image gets none ({none}), one ({one}) or two "
-            f"({two}) of an epoch's functions, gone through in random order; ± is a fair coin's sign."
+            f"({two}) of an epoch's functions, gone through in random order; ± means a random sign."
         )
         begin = 1
         for stage in policy.stages:

@@ -136,7 +136,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         folders |= {folder.resolve(): folder for folder in found if folder.resolve() not in folders}
         if not found:
             reason = f"neither {RECIPE} nor {LOG} is in it or below it"
-            reason = "what a search trains is none" if any(path.rglob(SEARCH)) else reason
+            reason = "what a search trains does not count" if any(path.rglob(SEARCH)) else reason
             empty.append(f"{printable(path)} holds no run: {reason}")
     return [read(folder) for folder in folders.values()], empty
 
@@ -173,10 +173,10 @@ def read(folder: Path) -> Run:
                     f"{LOG} does not say {what}" + (f" in {gaps} of {len(rows)} epochs" if len(epochs) else "")
                 )
         if run.seen is None and not (folder / LOOK).exists():
-            missing.append(f"there is no {LOOK}: no samples, and nothing by magnitude or class")
+            missing.append(f"there is no {LOOK}: no samples are shown, and nothing by magnitude or class")
     if result is None:
         done = f"{len(rows)} of {run.planned} epochs done" if run.planned else f"{number_of('epoch', len(rows))} done"
-        missing.append(f"it is not finished: {done}, and there is no accuracy at its end yet")
+        missing.append(f"it is not finished: {done}, and there is no final accuracy yet")
     return run
 
 
@@ -227,7 +227,7 @@ def _rows(file: Path, missing: list[str]) -> list[Row]:
     for key in FIGURES:
         gaps = [epoch for epoch, row in rows.items() if not is_number(row.get(key))]
         if gaps:
-            missing.append(f"{key} is not finite or not there in {_some('epoch', gaps)}")
+            missing.append(f"{key} is missing or not finite in {_some('epoch', gaps)}")
     return [rows[epoch] for epoch in sorted(rows)]
 
 

@@ -38,7 +38,7 @@ EPOCHS = 30
 
 @dataclass(frozen=True)
 class Settings:
-    """AutoAugment's search, at a size that one GPU can do: the original trained 15,000 children for 120 epochs each.
+    """AutoAugment's search, small enough for one GPU: the original trained 15,000 children for 120 epochs each.
 
     Each child is a network trained from scratch under a policy that a controller proposes; its validation accuracy is
     the controller's reward. The final policy joins the sub-policies of the best five children.

@@ -27,7 +27,7 @@ PER_CLASS = {"cifar10": 400, "cifar100": 40, "imagenet": 50}
 class Settings:
     """Search as DADA does: in a single training run, by the gradient of the validation loss.
 
-    A trial is an epoch; --epochs sets how many there are, and --policy-lr the policy's learning rate.
+    Each epoch counts as a trial: --epochs sets how many there are, and --policy-lr the policy's learning rate.
     """
 
     temperature: float = 0.5

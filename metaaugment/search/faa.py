@@ -70,10 +70,10 @@ WORST = -1e9
 
 @dataclass(frozen=True)
 class Settings:
-    """Search for a policy as Fast AutoAugment does: by how well plainly trained networks recognise augmented images."""
+    """Fast AutoAugment: score policies by how well networks trained without them recognise augmented images."""
 
     folds: int = 5
-    """Splits of the training images, each with its own network and its own trials."""
+    """Splits of the training images, each with its own network and its own Optuna study."""
     held_out: float = 0.4
     """Share of the training images on which a fold evaluates policies; its network is trained on the others."""
     trials: int = 200
@@ -81,11 +81,11 @@ class Settings:
     sub_policies: int = 5
     """Sub-policies per policy, each of two functions."""
     draws: int = 5
-    """Augmented copies per held-out image, of which the best counts; 5 in the released code, 1 in the equation."""
+    """Augmented copies per held-out image, of which the best counts: 5 in the released code, 1 in the paper."""
     best: int = 10
     """Policies per fold whose sub-policies make up the final policy."""
     processes: int = 1
-    """Processes that share the trials, spread over the GPUs; only a search by one process is reproducible."""
+    """Processes that share the trials, spread over the GPUs; only a search with one process is reproducible."""
     storage: str | None = None
     """SQLAlchemy URL of a database through which several machines share the trials; by default a local file."""
 
@@ -430,7 +430,7 @@ def _work_together(lab: Laboratory, settings: Settings, key: str, processes: int
             "check that there is memory for all of them, or search with fewer --processes"
         )
     if dead:
-        lab.say(f"{len(dead)} of {processes} processes were killed; what they had begun is begun again")
+        lab.say(f"{len(dead)} of {processes} processes were killed; their unfinished work is started again")
 
 
 def _share(

@@ -64,7 +64,7 @@ def find(lab: Laboratory, settings: Settings) -> Schedule:
     functions = _functions(settings, lab.recipe)
     evolve, by_ray = population.evolve, settings.ray_workers is not None or settings.address is not None
     if lab.trials() and by_ray != (lab.folder / RAY_FOLDER).exists():
-        way = "leave out --ray-workers and --address" if by_ray else "name its --ray-workers N, or --address"
+        way = "leave out --ray-workers and --address" if by_ray else "give --ray-workers N, or --address"
         raise ValueError(f"{lab.folder} was begun {'without' if by_ray else 'with'} Ray; {way}")
     if by_ray:
         evolve = _ray(settings)

@@ -123,7 +123,7 @@ class RayPopulation:
         if results.num_errors:
             reason = str(results.errors[0]).strip().splitlines()[-1]
             raise ValueError(
-                f"{results.num_errors} of {number} trials failed in Ray, the first by: {reason}; once that is fixed, "
+                f"{results.num_errors} of {number} trials failed in Ray, the first with: {reason}; once that is fixed, "
                 f"continue with --resume {lab.folder}"
             )
         best = results.get_best_result("objective", "max").checkpoint
@@ -212,12 +212,12 @@ def _connect(workers: int | None, address: str | None, variables: dict[str, str]
     except (ConnectionError, TimeoutError, RuntimeError) as error:
         why = first_line(error).rstrip(".")
         if address is None:
-            raise ValueError(f"Ray does not start here: {why}; leave out --ray-workers to search without it") from None
+            raise ValueError(f"Ray cannot start here: {why}; leave out --ray-workers to search without it") from None
         if address == "auto":
             raise ValueError(_nobody(address, why)) from None
         raise ValueError(
-            f"--address is {address}, whose server refuses us ({why}); it must be the head of a Ray cluster, "
-            "of the version that is installed here, and RAY_AUTH_TOKEN must be its token if it asks for one"
+            f"--address is {address}, whose server refuses the connection ({why}); it must be the head of a Ray "
+            "cluster, of the version that is installed here, and RAY_AUTH_TOKEN must be its token if it asks for one"
         ) from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # Ray's own handler ends the process
@@ -229,8 +229,8 @@ def _check_address(address: str) -> None:
         return
     if "://" in address:
         raise ValueError(
-            f"--address is {address}, of Ray's client; run the search on a machine of the cluster, and name its head "
-            "as HOST:PORT, or auto"
+            f"--address is {address}, which is for Ray's client; run the search on a machine of the cluster, and name "
+            "its head as HOST:PORT, or auto"
         )
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) >= 2**16:

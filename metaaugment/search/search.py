@@ -121,7 +121,7 @@ def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Col
     if (found.name, found.method) != (recipe.name, kind.system):
         raise ValueError(
             f"{folder} is a search of {found.method} for {found.name}, not of {kind.system} for {recipe.name}; "
-            "name those"
+            f"continue it as {found.method} {found.name}"
         )
     with _intact(folder / SEARCH):
         set_then = kind.settings(**values["settings"])

@@ -65,7 +65,7 @@ def locked(folder: Path, by: str = "", patience: float = MOMENT) -> Iterator[Non
             except BlockingIOError:
                 if time.monotonic() >= until:
                     raise ValueError(
-                        f"another process trains into {folder}; wait for it, or choose another --out"
+                        f"another process is training into {folder}; wait for it, or choose another --out"
                     ) from None
             time.sleep(0.05)
         os.truncate(lock, 0)
@@ -123,7 +123,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged: it is not valid JSON ({error}); take an intact copy of it") from None
+        raise ValueError(f"{file} is damaged: it is not valid JSON ({error}); restore an intact copy") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{file} is damaged: it holds a {type(value).__name__}, not an object; take an intact copy")
+        raise ValueError(f"{file} is damaged: it holds a {type(value).__name__}, not an object; restore an intact copy")
     return value

@@ -41,7 +41,7 @@ def join(environment: Environment = os.environ) -> None:
     except (RuntimeError, ValueError) as error:
         address, port = environment.get("MASTER_ADDR"), environment["MASTER_PORT"]
         raise ValueError(
-            f"process {environment['RANK']} cannot meet the others at {address}:{port} ({first_line(error)}); "
+            f"process {environment['RANK']} cannot connect to the others at {address}:{port} ({first_line(error)}); "
             f"start all {environment['WORLD_SIZE']} of them, as torchrun does"
         ) from None
 
@@ -52,8 +52,8 @@ def check_alone(command: str, environment: Environment = os.environ) -> None:
     size = environment.get("WORLD_SIZE", tasks)
     if size != "1":
         raise ValueError(
-            f"metaaugment {command} was started {size} times (WORLD_SIZE is {size}), and each would do all of it; "
-            "start it once, without torchrun: it starts what it needs by itself"
+            f"metaaugment {command} was started {size} times (WORLD_SIZE is {size}), and each would do all of the "
+            "work; start it once, without torchrun: it starts what it needs by itself"
         )
 
 
@@ -104,7 +104,7 @@ def fresh(store: dist.Store, place: int, size: int) -> dist.Store:
             if store.check([f"here {own} {other}"]):
                 missing.remove(other)
         if time.monotonic() > until:
-            raise RuntimeError(f"process {min(missing)} has not come")
+            raise RuntimeError(f"process {min(missing)} did not connect")
         time.sleep(0.02)
     return dist.PrefixStore(own, store)
 
@@ -122,7 +122,7 @@ def of_slurm(environment: Environment) -> dict[str, str]:
     nodes = environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", "1"))
     if "MASTER_ADDR" not in environment and nodes != "1":
         raise ValueError(
-            "MASTER_ADDR is not set, so the processes of several nodes cannot meet; before srun, run: "
+            "MASTER_ADDR is not set, so processes on several nodes cannot find each other; before srun, run: "
             'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         )
     return {
@@ -143,7 +143,7 @@ def own_device(kind: str) -> torch.device:
     if place >= count:
         raise ValueError(
             f"there are more than {count} processes on this machine, but only {count} GPUs, and each process needs one "
-            f"of its own; start {count}, or use --device cpu"
+            f"of its own; start {count} processes, or use --device cpu"
         )
     torch.cuda.set_device(place)
     return torch.device("cuda", place)

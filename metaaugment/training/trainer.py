@@ -386,11 +386,11 @@ def check_identity(file: Path, found: Mapping[str, Any], wanted: Mapping[str, An
             continue
         if key == "data":
             raise ValueError(
-                f"{file} is of a run on other data: images were added, removed or changed since; "
+                f"{file} belongs to a run on other data: images were added, removed or changed since; "
                 "put them back, or begin another run with --out"
             )
         raise ValueError(
-            f"{file} is of another run: its {key} is {_said(found[key])}, not {_said(wanted[key])}; "
+            f"{file} belongs to another run: its {key} is {_said(found[key])}, not {_said(wanted[key])}; "
             "continue it with the settings it began with, or begin another run with --out"
         )
 
