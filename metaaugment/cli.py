@@ -587,8 +587,9 @@ def call(args: Sequence[str]) -> None:
         fault = full_memory(error) or lost_reader(error)
         if fault is None:
             raise
-        lower = "--batch, --copies or --policy-batch" if full_memory(error) else "--workers"
-        fail(f"{fault}; lower {lower}; a run or search that has begun continues with --resume")
+        # What was begun keeps its batches, but not its number of workers.
+        smaller = "begin again with a smaller --batch, --copies or --policy-batch"
+        fail(f"{fault}; {smaller if full_memory(error) else 'continue with --resume and fewer --workers'}")
     except Interrupted as stop:
         sys.exit(128 + stop.signum)
     except KeyboardInterrupt:

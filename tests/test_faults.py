@@ -143,7 +143,7 @@ def test_full_memory_elsewhere(
     monkeypatch.setattr(sealed, "load", lambda *_: torch.empty(2**60, dtype=torch.uint8))
     names = {"RUN": undisturbed, "FILE": tmp_path / "policy"}
     monkeypatch.chdir(tmp_path)
-    assert "the memory of this machine is full; lower --batch," in sentence(
+    assert "the memory of this machine is full; begin again with a smaller --batch," in sentence(
         capsys, *(names.get(word, word) for word in command)
     )
     assert not list(tmp_path.iterdir())

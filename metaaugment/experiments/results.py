@@ -175,11 +175,11 @@ def _speeds(folder: Path) -> list[str]:
             "",
             f"## Speed of training ({_cell(machine)})",
             "",
-            f"Trained one after the other for {epochs} epochs in one run of `benchmarks/training.py`, each alone on the",
-            "device. Speed is that of the steps; their time is given as a multiple of the baseline's and of that of bare",
-            "steps of their kind, and the time of a whole epoch, with validation, log and checkpoint, as a multiple of",
-            "the latter. Each is the median over the epochs after the first; the last one includes what a run does once:",
-            "its last checkpoint and, if a policy is learned, a look at many samples.",
+            f"Trained one after the other for {epochs} epochs in one run of `benchmarks/training.py`, each alone on",
+            "the device. Speed is that of the steps; their time is given as a multiple of the baseline's and of that",
+            "of bare steps of their kind, and the time of a whole epoch, with validation, log and checkpoint, as a",
+            "multiple of the latter. Each is the median over the epochs after the first; the last one includes what a",
+            "run does once: its last checkpoint and, if a policy is learned, a look at many samples.",
             "",
             *table,
         ]
@@ -196,8 +196,9 @@ def _table(row: str, entries: dict[str, list[Result]]) -> list[str]:
     header = ("", "accuracy", "seeds", "paper", "epochs", "time", "images/s", "on", "commit")
     rows = []
     for name, results in entries.items():
-        shared = sorted({result.get("side_by_side", 1) for result in results})
-        beside = "" if shared == [1] else f" ({'–'.join(map(str, shared))} at once)"
+        shared = [result.get("side_by_side", 1) for result in results]
+        least, most = min(shared), max(shared)
+        beside = "" if most == 1 else f" ({most if least == most else f'{least}–{most}'} at once)"
         cells = (
             name,
             spread([100 * result[accuracy_key(result)] for result in results]),
