@@ -587,9 +587,13 @@ def call(args: Sequence[str]) -> None:
         fault = full_memory(error) or lost_reader(error)
         if fault is None:
             raise
-        # What was begun keeps its batches, but not its number of workers.
-        smaller = "begin again with a smaller --batch, --copies or --policy-batch"
-        fail(f"{fault}; {smaller if full_memory(error) else 'continue with --resume and fewer --workers'}")
+        if lost_reader(error):
+            way = "continue with --resume and fewer --workers"
+        elif args[:1] == ["search"]:  # one that was begun keeps its batch size
+            way = "begin again with a smaller --batch, --copies or --policy-batch"
+        else:
+            way = "free some, or use a machine with more"
+        fail(f"{fault}; {way}")
     except Interrupted as stop:
         sys.exit(128 + stop.signum)
     except KeyboardInterrupt:

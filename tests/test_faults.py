@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from metaaugment import sealed
+from metaaugment.search.laboratory import Laboratory
 from metaaugment.training import checkpoint, folder
 from metaaugment.training.faults import full_memory, lost_reader
 from metaaugment.training.trainer import Trainer
@@ -143,10 +144,17 @@ def test_full_memory_elsewhere(
     monkeypatch.setattr(sealed, "load", lambda *_: torch.empty(2**60, dtype=torch.uint8))
     names = {"RUN": undisturbed, "FILE": tmp_path / "policy"}
     monkeypatch.chdir(tmp_path)
-    assert "the memory of this machine is full; begin again with a smaller --batch," in sentence(
+    assert "the memory of this machine is full; free some, or use a machine with more" in sentence(
         capsys, *(names.get(word, word) for word in command)
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_full_memory_in_a_search(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that was begun keeps its batch size, so that to continue with a smaller one is no way out."""
+    monkeypatch.setattr(Laboratory, "trainer", lambda *_: torch.empty(2**60, dtype=torch.uint8))
+    words = ("search", "dada", "digits", "--epochs", "1", "--out", tmp_path / "search")
+    assert "is full; begin again with a smaller --batch, --copies or --policy-batch" in sentence(capsys, *words)
 
 
 def test_a_fault_of_the_program_stays_one(tmp_path: Path, at: Any) -> None:
