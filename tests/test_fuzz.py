@@ -271,7 +271,9 @@ def test_settings_of_a_search_are_of_their_kinds(settings: dict[str, Any], tmp_p
     recipe = replace(kind.trial(RECIPES["digits"]()), method="dada")
     about = {"recipe": recipe.to_json(), "settings": {**asdict(kind.settings()), **settings}, "data": "0"}
     (tmp_path / "search.json").write_text(json.dumps(about))
-    with pytest.raises(ValueError, match=rf"search\.json is damaged: the search field '{next(iter(settings))}'"):
+    with pytest.raises(
+        ValueError, match=rf"search\.json cannot be understood: the search field '{next(iter(settings))}'"
+    ):
         searching._recorded(kind, recipe, kind.settings(), replace(HERE, resume=tmp_path), frozenset())
 
 

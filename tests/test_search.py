@@ -2,7 +2,10 @@
 
 import json
 import multiprocessing
+import re
 import shlex
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -219,7 +222,9 @@ def test_trials_made_with_ray_are_not_gone_on_with_otherwise(tmp_path: Path) -> 
 def test_trials_in_a_database_are_not_gone_on_with_otherwise(tmp_path: Path) -> None:
     lab = replace(laboratory(tmp_path), recipe=recipe(batch=32))
     lab.note({"trial": 0, "fold": 0, "number": 0, "objective": 0.5, "seconds": 1})
-    with pytest.raises(ValueError, match="has its trials in a database; name it with --storage URL"):
+    with pytest.raises(
+        ValueError, match=r"no studies.log; if they are in a database, name it with --storage URL, otherwise"
+    ):
         faa.find(lab, faa.Settings())
     (tmp_path / "studies.log").touch()
     with pytest.raises(ValueError, match=r"has its trials in its own studies.log; leave out --storage"):
@@ -289,10 +294,103 @@ def test_what_cannot_go_on(place: Place, sentence: str) -> None:
         search(finder(), recipe(), Settings(), place, QUIET)
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
-    (tmp_path / "search.json").write_text('{"recipe": {}}')
-    with pytest.raises(ValueError, match=r"search.json is damaged: .*; begin another search with --out"):
+WAY_OUT = "; restore an intact copy of it, or begin another search with --out"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"recipe": {}}', "cannot be understood: the recipe field 'name' is missing"),
+        ('{"recipe": ', "is damaged: it is not valid JSON (Expecting value: line 1 column 12 (char 11))"),
+        ("[1]", "is damaged: it holds a list, not an object"),
+        ("{}", "cannot be understood: 'recipe' is missing"),
+        (
+            json.dumps({"recipe": recipe().to_json(), "settings": {"tries": 3, "colour": 1}}),
+            "cannot be understood: unknown search field 'colour', as of another version; the fields are helpers, tries",
+        ),
+    ],
+)
+def test_a_damaged_record_is_named(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "search.json").write_text(text)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{tmp_path}/search.json {reason}{WAY_OUT}')}$"):
         search(finder(), recipe(), Settings(), Place(resume=tmp_path), QUIET)
+
+
+# By system: a file of its folder, what that becomes, and what is said of it.
+PBA, FAA, LINE = ("pba", "population.json"), ("faa", "studies.log"), '{"seconds": 1}\n'
+DAMAGE: list[tuple[tuple[str, str], Callable[[bytes], bytes], str]] = [
+    (("pba", TRIALS), lambda was: was + LINE.encode(), "row 5 has no 'trial', which all rows of this search have"),
+    (("faa", TRIALS), lambda was: was + LINE.encode(), "row 5 has no 'fold', which all rows of this search have"),
+    (("dada", TRIALS), lambda was: LINE.encode(), "row 1 has no 'trial', which all rows of this search have"),
+    (("autoaugment", TRIALS), lambda was: was + LINE.encode(), "row 3 has no 'trial', which all rows"),
+    (("autoaugment", TRIALS), lambda was: was + was, "trial 0 is where trial 2 must be"),
+    (("autoaugment", TRIALS), lambda was: was.replace(b'ons": [', b'ons": [99, '), ""),
+    (
+        ("pba", TRIALS),
+        lambda was: was + b'{"trial": 0, "generation": 1, "objective": null, "seconds": 1}\n',
+        "the 'objective' of row 5 is None, which is not a valid value",
+    ),
+    (("dada", TRIALS), lambda was: was + b"\xff\n", "'utf-8' codec can't decode byte 0xff"),
+    (PBA, lambda was: b"{}", "'generation' is missing"),
+    (PBA, lambda was: was.replace(b'"generation": 1', b'"generation": 9'), "it must have one of 2 generations"),
+    (PBA, lambda was: b'{"generation": 1, "policies": [[1, 2]]}', "one of 2 generations, and 2 policies of 56 numbers"),
+    (PBA, lambda was: was.replace(b"0,", b"70,"), "has the probability 7; it must lie in [0, 1]"),
+    (FAA, lambda was: was + b"nonsense\n", "Expecting value: line 1 column 1"),
+    (FAA, lambda was: b"\xff\n" + was, "'utf-8' codec can't decode byte 0xff"),
+    (FAA, lambda was: b"", "it has no trial 1 of fold 0, which trials.jsonl has"),
+    (FAA, lambda was: without(was, b"function-0-first"), "The value of the parameter 'function-0-first' is not found"),
+    (FAA, lambda was: without(was, b'"place":'), "'place' is missing"),
+]
+
+
+def without(lines: bytes, word: bytes) -> bytes:
+    """The lines but for the last one that has this word."""
+    kept = lines.splitlines(keepends=True)
+    kept.remove([line for line in kept if word in line][-1])
+    return b"".join(kept)
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search of each system without its policy, which a resumed search would write."""
+    folder = tmp_path_factory.mktemp("unfinished")
+    for system, flags in SMALL.items():
+        place = ["--device", "cpu", "--out", str(folder / system)]
+        cli.main(["search", system, "digits", "--epochs", "1", "--per-class", "10", *flags, *place])
+        (folder / system / "policy.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize(("where", "damage", "reason"), DAMAGE)
+def test_what_is_damaged_or_of_something_else_is_named_in_one_sentence(
+    where: tuple[str, str],
+    damage: Callable[[bytes], bytes],
+    reason: str,
+    unfinished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    system, name = where
+    shutil.copytree(unfinished / system, tmp_path / "s")
+    file = tmp_path / "s" / name
+    file.write_bytes(damage(file.read_bytes()))
+    assert program("search", system, "digits", "--device", "cpu", "--resume", tmp_path / "s") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith(f"metaaugment: {file} cannot be understood: ")
+    assert reason in said
+    assert said.endswith(WAY_OUT)
+
+
+@pytest.mark.parametrize("system", SEARCHES)
+@pytest.mark.parametrize("other", SEARCHES)
+def test_the_trials_of_another_search_are_refused(
+    system: str, other: str, unfinished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(unfinished / system, tmp_path / "s")
+    shutil.copyfile(unfinished / other / TRIALS, tmp_path / "s" / TRIALS)
+    status = program("search", system, "digits", "--device", "cpu", "--resume", tmp_path / "s")
+    assert status == (0 if system == other else 2)
+    assert system == other or f"{TRIALS} cannot be understood: row 1 has no " in capsys.readouterr().err
 
 
 def test_an_existing_folder_is_not_searched_into(tmp_path: Path) -> None:

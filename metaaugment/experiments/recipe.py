@@ -291,18 +291,18 @@ class Recipe:
 def check_kinds(what: str, cls: type, values: Mapping[str, Any]) -> None:
     """Refuse JSON values that the fields of a dataclass cannot have."""
     for field in fields(cls):
-        if field.name in values and not _fits(values[field.name], field.type):
+        if field.name in values and not fits(values[field.name], field.type):
             raise ValueError(f"the {what} field {field.name!r} is {values[field.name]!r}, which is not a valid value")
 
 
-def _fits(value: object, kind: Any) -> bool:
+def fits(value: object, kind: Any) -> bool:
     """Whether a JSON value can be a field of this type."""
     if get_origin(kind) is Annotated:
-        return _fits(value, get_args(kind)[0])
+        return fits(value, get_args(kind)[0])
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if get_args(kind):
-        return any(_fits(value, one) for one in get_args(kind))
+        return any(fits(value, one) for one in get_args(kind))
     if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
         return False  # JSON has such numbers, but they do not fit into a float
     json = {Path: str, float: (int, float)}.get(kind, kind)

@@ -25,7 +25,9 @@ from metaaugment.experiments.recipe import Recipe
 from metaaugment.learner import Learner
 from metaaugment.policy import UniformPolicy
 from metaaugment.search.laboratory import Laboratory
+from metaaugment.search.records import understood
 from metaaugment.seeds import CHILD, CONTROLLER, DECISIONS, derived_seed
+from metaaugment.training.folder import TRIALS
 
 BEST = 5  # children whose sub-policies make up the final policy
 DECAY = 0.95  # of the moving average of rewards that serves as the baseline
@@ -34,6 +36,7 @@ DECAY = 0.95  # of the moving average of rewards that serves as the baseline
 # AutoAugment took 120 and we take all. Data sets not listed are used whole.
 REDUCED = {"cifar10": 400, "cifar100": 40, "imagenet": 50, "digits": 20}
 EPOCHS = 30
+ROW = {"trial": int, "objective": float, "decisions": list}  # what all rows have
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,11 @@ def find(lab: Laboratory, settings: Settings) -> SubPolicies:
     search = _Search(lab.recipe.seed, settings.controller_lr)
     children = lab.folder / "children"
     finished = lab.trials()
-    for row in finished:
-        search.learn(row["decisions"], row["objective"])
+    with understood(lab.folder / TRIALS):
+        for number, row in enumerate(finished):
+            if row["trial"] != number:
+                raise ValueError(f"trial {row['trial']} is where trial {number} must be")
+            search.learn(row["decisions"], row["objective"])
     for number in range(len(finished), settings.children):
         _remove_all_but(children, str(number))
         lab.stop_if_asked()

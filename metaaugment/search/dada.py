@@ -18,6 +18,7 @@ from metaaugment.training.progress import number_of
 from metaaugment.training.trainer import Trainer, Watcher
 
 SPACE, MAX_LEVEL = "faa", 1
+ROW = {"trial": int, "objective": float | None, "val_accuracy": float, "train_loss": float | None}  # what all rows have
 BETAS = 0.5, 0.999  # of Adam, for the policy
 # Images per class that DADA searches on: 4,000 in all for CIFAR; 50 for ImageNet, of 120 classes there and of all here.
 PER_CLASS = {"cifar10": 400, "cifar100": 40, "imagenet": 50}

@@ -48,10 +48,11 @@ from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import INDEX, OPS, PAPER_OPS
 from metaaugment.search import crew
 from metaaugment.search.laboratory import Laboratory, another_tenth
+from metaaugment.search.records import understood
 from metaaugment.search.studies import STUDIES, FileLock, claim, finished, give_up, open_studies, running, value
 from metaaugment.seeds import FOLD, PROPOSAL, TRIAL, derived_seed
 from metaaugment.training.evaluation import evaluating
-from metaaugment.training.folder import SEARCH, read_json
+from metaaugment.training.folder import SEARCH, TRIALS, read_json
 from metaaugment.training.interruption import Interruption
 from metaaugment.training.log import Row
 from metaaugment.training.progress import number_of
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 RANDOM_TRIALS = 20
 # The objective of a policy under which the loss is not finite.
 WORST = -1e9
+ROW = {"fold": int, "number": int, "objective": float}  # what all rows have
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,9 @@ def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
     _check(lab, settings)
     key = _key(lab, settings)
     studies = _studies(lab.folder, settings, key)
+    if settings.storage is None:
+        with understood(lab.folder / STUDIES):
+            _check_noted(lab, settings, studies)
     progress = _Progress(lab, settings)
     progress.introduce(studies)
     while True:
@@ -140,7 +145,10 @@ def _check(lab: Laboratory, settings: Settings) -> None:
     if lab.trials() and in_folder and settings.storage is not None:
         raise ValueError(f"{lab.folder} has its trials in its own {STUDIES}; leave out --storage")
     if lab.trials() and not in_folder and settings.storage is None:
-        raise ValueError(f"{lab.folder} has its trials in a database; name it with --storage URL")
+        raise ValueError(
+            f"{lab.folder} has trials but no {STUDIES}; if they are in a database, name it with --storage URL, "
+            "otherwise restore the file, or begin another search with --out"
+        )
 
 
 def _found(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> SubPolicies:
@@ -312,6 +320,15 @@ def _row_of(settings: Settings, fold: int, trial: "FrozenTrial") -> Row:
 
 def _noted(lab: Laboratory) -> set[tuple[int, int]]:
     return {(row["fold"], row["number"]) for row in lab.trials()}
+
+
+def _check_noted(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> None:
+    """Refuse studies that do not hold all trials that were noted, whole: a trial is noted once it is in its study."""
+    kept = [_row_of(settings, fold, trial) for fold, study in enumerate(studies) for trial in finished(study).values()]
+    trials = {(row["fold"], row["number"]) for row in kept}
+    for fold, number in sorted(_noted(lab) - trials):
+        if number > 0:
+            raise ValueError(f"it has no trial {number} of fold {fold}, which {TRIALS} has")
 
 
 def _note_missing(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> None:

@@ -6,9 +6,9 @@ from metaaugment.search.search import Kind
 SEARCHES: dict[str, Kind] = {
     kind.system: kind
     for kind in (
-        Kind("faa", faa.Settings, faa.find, faa.trial, faa.work, ("processes", "storage")),
-        Kind("pba", pba.Settings, pba.find, pba.trial, pba.work, ("ray_workers", "address")),
-        Kind("dada", dada.Settings, dada.find, dada.trial, dada.work),
-        Kind("autoaugment", auto_augment.Settings, auto_augment.find, auto_augment.trial),
+        Kind("faa", faa.Settings, faa.find, faa.trial, faa.work, ("processes", "storage"), faa.ROW),
+        Kind("pba", pba.Settings, pba.find, pba.trial, pba.work, ("ray_workers", "address"), pba.ROW),
+        Kind("dada", dada.Settings, dada.find, dada.trial, dada.work, row=dada.ROW),
+        Kind("autoaugment", auto_augment.Settings, auto_augment.find, auto_augment.trial, row=auto_augment.ROW),
     )
 }

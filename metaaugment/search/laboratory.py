@@ -18,6 +18,7 @@ from metaaugment.experiments.experiment import Experiment, assemble
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.learner import Learner
+from metaaugment.search.records import understood
 from metaaugment.training import folder as run_folder
 from metaaugment.training.folder import TRIALS
 from metaaugment.training.interruption import Interrupted, Interruption
@@ -65,8 +66,10 @@ class Laboratory:
     def trials(self) -> list[Row]:
         """The trials finished so far; lines left half written by a killed process, or without a cost, are skipped."""
         file = self.folder / TRIALS
+        with understood(file):
+            lines = file.read_text().splitlines() if file.exists() else ()
         rows = []
-        for line in file.read_text().splitlines() if file.exists() else ():
+        for line in lines:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """The search of population based augmentation (Ho et al. 2019): a schedule, found with one population of networks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from metaaugment.baselines.schedule import Schedule
 from metaaugment.experiments.flags import one_of, refuse
@@ -10,7 +10,9 @@ from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import PAPER_OPS
 from metaaugment.search import population
 from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.population import RAY_FOLDER, Functions
+from metaaugment.search.population import POPULATION, RAY_FOLDER, Functions, intervals
+from metaaugment.search.records import understood
+from metaaugment.training.folder import read_json
 from metaaugment.training.log import Row
 from metaaugment.training.progress import number_of
 
@@ -23,6 +25,7 @@ PAPER_FUNCTIONS = tuple(op.name for op in PAPER_OPS)
 
 # Training images per class: in all 4,000 of CIFAR, as PBA's authors used, and 3,246 of Omniglot, as the paper did.
 PER_CLASS = {"cifar10": 400, "cifar100": 40, "omniglot": 2}
+ROW = {"trial": int, "generation": int, "objective": float, "policy": list}  # what all rows have
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,19 @@ def find(lab: Laboratory, settings: Settings) -> Schedule:
         raise ValueError(f"{lab.folder} was begun {'without' if by_ray else 'with'} Ray; {way}")
     if by_ray:
         evolve = _ray(settings)
+    elif (file := lab.folder / POPULATION).exists():
+        with understood(file):
+            generations = len(intervals(epochs, settings.interval))
+            _check(read_json(file), functions, settings.trials, generations)
     return functions.schedule(evolve(lab, functions, settings.trials, settings.interval))
+
+
+def _check(state: Mapping[str, Any], functions: Functions, trials: int, generations: int) -> None:
+    """Refuse the state of a population that is not one of this search."""
+    generation, policies, numbers = state["generation"], state["policies"], len(functions.start())
+    if generation not in range(generations) or [len(policy) for policy in policies] != [numbers] * trials:
+        raise ValueError(f"it must have one of {generations} generations, and {trials} policies of {numbers} numbers")
+    functions.schedule(policies)  # refuses numbers that no policy has
 
 
 def trial(recipe: Recipe) -> Recipe:

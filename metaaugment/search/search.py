@@ -1,9 +1,8 @@
 """A search from beginning to end: its folder, its cost, and the policy file that it ends in."""
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe, check_kinds
 from metaaugment.search.laboratory import Laboratory
+from metaaugment.search.records import check_rows, understood
 from metaaugment.training import folder as run_folder
-from metaaugment.training.folder import POLICY, SEARCH
+from metaaugment.training.folder import POLICY, SEARCH, TRIALS
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Row
 from metaaugment.training.machine import commit, machine
@@ -33,7 +33,7 @@ class Kind:
 
     `system` is its name. `settings` is a flat dataclass, whose method `check` refuses invalid values. `find` is the
     search itself; `trial` turns a recipe into the default recipe of a trial. `work` says what the rows of its folder
-    are. `where` names the settings that decide only where trials run.
+    are, `row` what each of them has. `where` names the settings that decide only where trials run.
     """
 
     system: str
@@ -42,6 +42,7 @@ class Kind:
     trial: Callable[[Recipe], Recipe] = lambda recipe: recipe
     work: Callable[[Sequence[Row]], str] = lambda rows: number_of("trial", len(rows))
     where: tuple[str, ...] = ()
+    row: Mapping[str, Any] = field(default_factory=dict)
 
 
 def search(
@@ -77,9 +78,11 @@ def search(
         record = about | {"data": data.fingerprint()}
         if place.resume is None:
             run_folder.write_json(folder / SEARCH, record)
-        else:
-            _check_same(folder / SEARCH, record)
         lab = Laboratory(recipe, place, data, folder, console, interruption)
+        if place.resume is not None:
+            _check_same(folder / SEARCH, record)
+            with understood(folder / TRIALS):
+                check_rows(lab.trials(), kind.row)
         try:
             policy = kind.find(lab, settings)
         except Interrupted:
@@ -114,7 +117,7 @@ def cost_of(lab: Laboratory) -> dict[str, Any]:
 def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Collection[str]) -> tuple[Recipe, Any]:
     """What a search to be resumed was begun with; flags that were given must agree with it."""
     folder = place.resumed("search", SEARCH)
-    with _intact(folder / SEARCH):
+    with understood(folder / SEARCH):
         values = run_folder.read_json(folder / SEARCH)
         found = Recipe.from_json(values["recipe"])
     # Before its settings are read: those of another system would be taken for damaged ones.
@@ -123,14 +126,23 @@ def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Col
             f"{folder} is a search of {found.method} for {found.name}, not of {kind.system} for {recipe.name}; "
             f"continue it as {found.method} {found.name}"
         )
-    with _intact(folder / SEARCH):
-        set_then = kind.settings(**values["settings"])
-        check_kinds("search", kind.settings, values["settings"])
+    with understood(folder / SEARCH):
+        set_then = _settings(kind.settings, values["settings"])
     check_agreement(folder, recipe, kind.trial(RECIPES[recipe.name]()), found, said)
     free = {name: getattr(settings, name) for name in kind.where}
     set_then = replace(set_then, **free)
     check_agreement(folder, settings, kind.settings(), set_then, said)
     return found, set_then
+
+
+def _settings(settings: type, values: Mapping[str, Any]) -> Any:
+    known = {field.name for field in fields(settings)}
+    if unknown := sorted(values.keys() - known):
+        raise ValueError(
+            f"unknown search field {unknown[0]!r}, as of another version; the fields are {', '.join(sorted(known))}"
+        )
+    check_kinds("search", settings, values)
+    return settings(**values)
 
 
 def _check_same(file: Path, record: Mapping[str, Any]) -> None:
@@ -139,15 +151,6 @@ def _check_same(file: Path, record: Mapping[str, Any]) -> None:
     for part in ("recipe", "settings"):
         check_identity(file, begun[part], record[part])
     check_identity(file, {"data": begun.get("data")}, {"data": record["data"]})
-
-
-@contextmanager
-def _intact(file: Path) -> Iterator[None]:
-    """Report whatever cannot be read in a record as damage to its file."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{file} is damaged: {error}; begin another search with --out") from None
 
 
 def _command(kind: Kind, lab: Laboratory, settings: Any) -> str:

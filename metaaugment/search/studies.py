@@ -1,12 +1,14 @@
 """Optuna studies that several processes or machines share; a process that is killed leaves them intact."""
 
 import fcntl
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from metaaugment.sealed import first_line
+from metaaugment.search.records import understood
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -38,6 +40,10 @@ def _storage(folder: Path, url: str | None) -> "BaseStorage":
 
     if url is None:
         file = folder / STUDIES
+        # Optuna accepts a last line of anything, and fails once another one follows.
+        with JournalLock(file), understood(file):
+            for line in file.read_text().splitlines():
+                json.loads(line)
         return JournalStorage(JournalFileBackend(str(file), cast(Any, JournalLock(file))))
     try:
         return RDBStorage(url)

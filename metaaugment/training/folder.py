@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from metaaugment.sealed import write_atomically
+from metaaugment.sealed import Damaged, write_atomically
 
 MAX_NUMBER = 1e100
 RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"  # of a run
@@ -123,7 +123,8 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged: it is not valid JSON ({error}); restore an intact copy") from None
+        raise Damaged(file, f"is damaged: it is not valid JSON ({error})", "restore an intact copy") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{file} is damaged: it holds a {type(value).__name__}, not an object; restore an intact copy")
+        reason = f"is damaged: it holds a {type(value).__name__}, not an object"
+        raise Damaged(file, reason, "restore an intact copy")
     return value
