@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import re
+import resource
 import shlex
 import shutil
 from collections.abc import Callable
@@ -91,6 +92,21 @@ def test_a_line_left_half_written_is_no_trial_and_spoils_no_other(tmp_path: Path
     assert [row["trial"] for row in lab.trials()] == [0]
     lab.note({"trial": 2, "seconds": 1.0})
     assert [row["trial"] for row in lab.trials()] == [0, 2]
+
+
+def test_a_row_that_does_not_fit_on_the_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    """The system takes the part of a row that fits, without an error, and refuses the rest."""
+    lab = laboratory(tmp_path)
+    lab.note({"trial": 0, "seconds": 1.0})
+    before, limits = (tmp_path / TRIALS).read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as full:
+            lab.note({"trial": 1, "seconds": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert full.value.filename == str(tmp_path / TRIALS)
+    assert (tmp_path / TRIALS).read_bytes() == before
 
 
 def _note_many(folder: Path, worker: int) -> None:

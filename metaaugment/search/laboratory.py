@@ -1,9 +1,11 @@
 """What all trials of a search share: the recipe, the data, a folder of records, and one way to train a network."""
 
+import fcntl
 import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +83,14 @@ class Laboratory:
 
     def note(self, row: Row) -> None:
         """Record a finished trial: `objective`, `seconds` and anything else. Several processes may do so at once."""
-        file = os.open(self.folder / TRIALS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        path = self.folder / TRIALS
         try:
-            torn = os.fstat(file).st_size > 0 and os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"
-            os.write(file, (b"\n" if torn else b"") + json.dumps(row).encode() + b"\n")
-            os.fsync(file)
-        finally:
-            os.close(file)
+            with path.open("ab+", buffering=0) as file:
+                # Others wait: restoring the length must not cut off their rows.
+                fcntl.flock(file, fcntl.LOCK_EX)
+                _append(file, json.dumps(row).encode() + b"\n")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
 
     def stop_if_asked(self) -> None:
         """Raise `Interrupted` after a signal; called between trials, where the search can be resumed."""
@@ -96,6 +99,20 @@ class Laboratory:
 
     def say(self, sentence: str) -> None:
         self.console.print(sentence, soft_wrap=True)
+
+
+def _append(file: FileIO, line: bytes) -> None:
+    """Write a line at the end of a file: all of it or, on a full disk, nothing. A half-written one is ended first."""
+    length = file.seek(0, os.SEEK_END)
+    torn = length > 0 and os.pread(file.fileno(), 1, length - 1) != b"\n"
+    rest = b"\n" + line if torn else line
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    except OSError:
+        file.truncate(length)
+        raise
 
 
 def another_tenth(before: int, done: int, total: int) -> bool:
