@@ -1,5 +1,6 @@
 """What all searches share: the folder that remembers, going on, refusals, the cost, and the commands."""
 
+import errno
 import json
 import multiprocessing
 import re
@@ -189,6 +190,32 @@ def test_a_resume_that_fails_loses_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a package is missing"):
         search(Kind("faa", Settings, wrong), recipe(), Settings(), resumed, QUIET)
     search(finder(), recipe(), Settings(), resumed, QUIET)
+
+
+@pytest.mark.parametrize("file", ["trials.jsonl", None])
+def test_a_fault_of_the_machine_says_how_to_go_on(file: str | None, tmp_path: Path) -> None:
+    """Also one that names no file."""
+
+    def full(lab: Laboratory, settings: Settings) -> SubPolicies:
+        raise OSError(errno.ENOSPC, "No space left on device", file)
+
+    place = Place(out=tmp_path / "s", device="cpu")
+    with pytest.raises(OSError, match="No space left on device") as error:
+        search(Kind("faa", Settings, full), recipe(), Settings(), place, QUIET)
+    command = f"metaaugment search faa digits --device cpu --resume {tmp_path / 's'}"
+    assert str(error.value.strerror) == f"No space left on device; once that is fixed, continue with: {command}"
+    assert error.value.filename == (file or str(tmp_path / "s"))
+
+
+def test_a_policy_that_cannot_be_written_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **about: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "policy.json")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(published, "write", full)
+        with pytest.raises(OSError, match=r"once that is fixed, continue with: metaaugment search .*policy.json"):
+            search(finder(), recipe(), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
+    search(finder(), recipe(), Settings(), Place(resume=tmp_path / "s", device="cpu"), QUIET)
 
 
 def test_other_data_are_refused_when_it_goes_on(tmp_path: Path) -> None:

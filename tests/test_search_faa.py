@@ -419,7 +419,7 @@ def writers(folder: Path, word: str) -> set[str]:
 def test_what_a_process_has_to_say_reaches_the_user_as_one_sentence(tmp_path: Path) -> None:
     # The place where a network would be trained is taken.
     (tmp_path / "fold-0").write_text("")
-    with pytest.raises(ValueError, match="fold-0"):
+    with pytest.raises(OSError, match="fold-0"):
         faa._work_together(laboratory(tmp_path), replace(SMALL, folds=1), "key", 1, lambda: None)
 
 

@@ -58,9 +58,9 @@ def _member(target: Callable[..., None], task: tuple[Any, ...], report: Connecti
             target(*task, interruption)
     except Interrupted:
         pass
-    except CorruptImage as error:  # the search itself words this one
+    except (CorruptImage, OSError) as error:  # the search itself words these
         report.send(error)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         report.send(ValueError(str(error)))
 
 

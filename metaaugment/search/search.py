@@ -85,6 +85,8 @@ def search(
                 check_rows(lab.trials(), kind.row)
         try:
             policy = kind.find(lab, settings)
+            cost = cost_of(lab)
+            published.write(policy, file, search=about | {"cost": cost, "commit": commit()})
         except Interrupted:
             command = _command(kind, lab, settings)
             lab.say(f"stopped after {kind.work(lab.trials())}; nothing is lost, continue with: {command}")
@@ -97,8 +99,11 @@ def search(
             # If the search never began, its folder is freed: once the mistake is fixed, it can be named again.
             run_folder.give_up(folder, SEARCH)
             raise
-        cost = cost_of(lab)
-        published.write(policy, file, search=about | {"cost": cost, "commit": commit()})
+        except OSError as error:
+            if error.errno is None:
+                raise
+            way = f"{error.strerror}; once that is fixed, continue with: {_command(kind, lab, settings)}"
+            raise OSError(error.errno, way, error.filename or str(folder)) from None
     work = kind.work(lab.trials())
     lab.say(f"{work}, {cost['seconds']:,.0f} {cost['unit']} ({duration(cost['seconds'])}); {file}")
     return file
