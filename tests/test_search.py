@@ -22,6 +22,7 @@ from metaaugment.baselines.schedule import Schedule
 from metaaugment.baselines.sub_policies import SubPolicies
 from metaaugment.data import DataSet, dataset
 from metaaugment.experiments import experiment
+from metaaugment.experiments.experiment import prepare
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
@@ -150,6 +151,20 @@ def test_its_file_trains(tmp_path: Path) -> None:
     file = search(finder(), recipe(), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
     result = train(recipe(policy=file), Place(out=tmp_path / "run", device="cpu"), QUIET)
     assert result["recipe"]["policy"] == str(file)
+
+
+def test_a_policy_of_other_images_of_ones_own_may_have_seen_the_test_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which a run says, as it does of a learned policy."""
+    mine = replace(RECIPES["folder"](), method="faa", network="small-cnn", size=8, batch=8, epochs=1)
+    one, more = (write_folder(tmp_path / name, {"cat": n, "dog": n}) for name, n in (("one", 20), ("more", 25)))
+    place = Place(data=one, device="cpu", workers=0)
+    file = search(finder(), mine, Settings(), replace(place, out=tmp_path / "s"), QUIET)
+    note = f"--policy {file} was learned on other images than those of this run; if it has seen some of these"
+    for data in (one, more):
+        prepare(replace(mine, policy=file), replace(place, data=data), Console(soft_wrap=True))
+        assert (note in capsys.readouterr().out) == (data == more)
 
 
 def test_a_stopped_search_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

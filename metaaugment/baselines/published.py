@@ -57,11 +57,10 @@ def find(policy: Path | str) -> FoundPolicy:
         raise ValueError(f"{file}: {error}") from None
 
 
-def searched_with(policy: Path | str) -> Mapping[str, Any] | None:
-    """The recipe of the search that found a policy, if its file names one."""
+def search_of(policy: Path | str) -> Mapping[str, Any]:
+    """What the file of a policy says of the search that found it, such as its recipe and data; empty if nothing."""
     search = None if str(policy) in PUBLISHED else json.loads(Path(policy).read_text()).get("search")
-    recipe = search.get("recipe") if isinstance(search, dict) else None
-    return recipe if isinstance(recipe, dict) else None
+    return search if isinstance(search, dict) else {}
 
 
 def system_of(policy: Path | str) -> str | None:

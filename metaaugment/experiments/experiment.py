@@ -193,16 +193,16 @@ def prepare(recipe: Recipe, place: Place, console: Console, fresh: bool = True) 
         policy = LearnedPolicy.load(recipe.policy).to(device)
     data = data_of(recipe, place, console)
     if policy is not None:
-        _check_unseen(recipe, policy.provenance.get("recipe"))
         _check_fits(recipe, policy, data)
-        if recipe.dataset == "folder" and policy.provenance.get("data") not in (None, data.fingerprint()):
+    if recipe.policy is not None:
+        origin = published.search_of(recipe.policy) if policy is None else policy.provenance
+        _check_unseen(recipe, origin.get("recipe"))
+        if recipe.dataset == "folder" and origin.get("data") not in (None, data.fingerprint()):
             console.print(
                 f"--policy {recipe.policy} was learned on other images than those of this run; if it has seen some of "
                 "the test images, the test accuracy is too high",
                 soft_wrap=True,
             )
-    elif recipe.policy is not None:
-        _check_unseen(recipe, published.searched_with(recipe.policy))
     return replace(assemble(recipe, data, device, console, dtype, fresh), policy=policy, found=found, policy_name=name)
 
 

@@ -86,7 +86,7 @@ def search(
         try:
             policy = kind.find(lab, settings)
             cost = cost_of(lab)
-            published.write(policy, file, search=about | {"cost": cost, "commit": commit()})
+            published.write(policy, file, search=record | {"cost": cost, "commit": commit()})
         except Interrupted:
             command = _command(kind, lab, settings)
             lab.say(f"stopped after {kind.work(lab.trials())}; nothing is lost, continue with: {command}")
