@@ -370,6 +370,15 @@ def test_bad_settings_are_refused_in_a_sentence(settings: dict[str, float], sent
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.filterwarnings("ignore:a gradient is not finite")
+def test_a_network_that_diverged_is_refused(tmp_path: Path) -> None:
+    """At once, and also when its search is resumed."""
+    for place in (Place(out=tmp_path / "s", device="cpu"), Place(resume=tmp_path / "s", device="cpu")):
+        with pytest.raises(ValueError, match=r"diverged: its validation loss after epoch 1 is .* a smaller --lr$"):
+            search(KIND, replace(recipe(), lr=1e20, clip=None), dada.Settings(), place, QUIET)
+    assert not (tmp_path / "s" / "policy.json").exists()
+
+
 def test_only_adam_learns_the_policy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^--policy-optimizer is 'sgd'; this search learns by adam only$"):
         search(KIND, replace(recipe(), policy_optimizer="sgd"), dada.Settings(), Place(out=tmp_path / "x"), QUIET)

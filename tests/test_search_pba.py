@@ -461,6 +461,15 @@ def test_bad_settings_are_refused_in_a_sentence(changes: dict[str, Any], sentenc
         begin(tmp_path / "search", small(), replace(SETTINGS, **changes))
 
 
+@pytest.mark.filterwarnings("ignore:a gradient is not finite")
+def test_a_population_that_diverged_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"the network in .*trial-.. diverged, though it is the best: .* smaller --lr$"
+    ):
+        begin(tmp_path / "s", small(lr=1e20, epochs=2), replace(SETTINGS, trials=2))
+    assert not (tmp_path / "s" / "policy.json").exists()
+
+
 def test_settings_are_json_and_no_field_is_a_recipes_or_a_places() -> None:
     assert pba.Settings(**json.loads(json.dumps(asdict(pba.Settings(address="a:1"))))) == pba.Settings(address="a:1")
     taken = {field.name for kind in (Recipe, Place) for field in fields(kind)}

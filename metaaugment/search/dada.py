@@ -106,15 +106,18 @@ class Notes(Watcher):
         done, epochs = trainer.epoch, trainer.epochs
         if another_tenth(done - 1, done, epochs):
             share, names = policy_of(trainer).favourite()
-            loss = "not finite" if row["val_loss"] is None else f"{row['val_loss']:.4f}"
             self.lab.say(
-                f"epoch {done} of {epochs}: validation loss {loss}, accuracy "
+                f"epoch {done} of {epochs}: validation loss {row['val_loss']:.4f}, accuracy "
                 f"{row['val_accuracy']:.2%}; most drawn: {' and '.join(names)}, {share:.2%}"
             )
 
     def _note(self, row: Row) -> None:
+        if row["val_loss"] is None:  # from here on, gradients are skipped and nothing is learned
+            raise ValueError(
+                f"the network diverged: its validation loss after epoch {row['epoch']} is not finite; "
+                "search in another folder with a smaller --lr"
+            )
         if any(trial["trial"] == row["epoch"] for trial in self.lab.trials()):
             return
-        loss = row["val_loss"]
-        note = {"trial": row["epoch"], "objective": None if loss is None else -loss, "seconds": row["seconds"]}
+        note = {"trial": row["epoch"], "objective": -row["val_loss"], "seconds": row["seconds"]}
         self.lab.note(note | {"val_accuracy": row["val_accuracy"], "train_loss": row["train_loss"]})

@@ -187,10 +187,15 @@ class Trial:
 
 
 def lineage(folder: Path) -> list[Policy]:
-    """The policy of each epoch that a checkpoint was trained through."""
+    """The policy of each epoch that a checkpoint was trained through; refuses that of a network that diverged."""
     _check_begun(folder)
     state = checkpoint.load(folder)
     assert state is not None
+    if state["log"][-1]["val_loss"] is None:
+        raise ValueError(
+            f"the network in {folder} diverged, though it is the best: its validation loss is not finite; search in "
+            "another folder with a smaller --lr"
+        )
     return state["learner"]["sampler"]["lineage"]
 
 
