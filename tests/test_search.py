@@ -265,6 +265,13 @@ def test_flags_that_a_search_has_no_use_for(changes: dict[str, Any], place: Plac
         search(finder(), recipe(**changes), Settings(), replace(place, out=tmp_path / "s"), QUIET)
 
 
+def test_a_precision_that_a_search_does_not_have_is_refused_before_it_begins(tmp_path: Path) -> None:
+    place = Place(out=tmp_path / "s", precision="float64")
+    with pytest.raises(ValueError, match="--precision is float64, which only metaaugment train has; leave it out, or"):
+        search(finder(), recipe(), Settings(), place, QUIET)
+    assert not (tmp_path / "s").exists()
+
+
 def test_trials_made_with_ray_are_not_gone_on_with_otherwise(tmp_path: Path) -> None:
     lab = laboratory(tmp_path)
     settings = pba.Settings(interval=1)

@@ -156,10 +156,7 @@ def trainer(
     )  # fmt: skip
     looked_at = Batches(batches.split, recipe.batch, derived_seed(recipe.seed, LOOKS), device, Reader(0, reader.skip))
     digits = place.precision or ("bf16" if device.type == "cuda" else "float32")
-    if (digits == "float64") != (experiment.dtype == torch.float64):
-        raise ValueError(
-            "--precision is float64, which only metaaugment train supports; leave it out, or choose float32"
-        )
+    assert (digits == "float64") == (experiment.dtype == torch.float64)
     half = partial(torch.autocast, device.type, torch.bfloat16)
     precision = half if digits == "bf16" else contextlib.nullcontext
     optimizer = SGD(
