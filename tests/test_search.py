@@ -153,6 +153,14 @@ def test_its_file_trains(tmp_path: Path) -> None:
     assert result["recipe"]["policy"] == str(file)
 
 
+def test_a_folder_is_no_policy_but_may_have_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{tmp_path} is a folder, not a policy; name a file, or one of autoaugment-"):
+        published.find(tmp_path)
+    file = search(finder(), recipe(), Settings(), Place(out=tmp_path / "s", device="cpu"), QUIET)
+    with pytest.raises(ValueError, match=f"{tmp_path / 's'} is a folder, not a policy; name its file {file}$"):
+        published.find(tmp_path / "s")
+
+
 def test_a_policy_of_other_images_of_ones_own_may_have_seen_the_test_images(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

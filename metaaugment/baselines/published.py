@@ -47,6 +47,10 @@ def find(policy: Path | str) -> FoundPolicy:
             f"{file} is not a policy of a compared system, which is a JSON file; use a learned policy with --method "
             "metaaugment, and metaaugment inspect to see what is in it"
         ) from None
+    except IsADirectoryError:
+        inside = file / "policy.json"  # as a search names it
+        way = f"name its file {inside}" if inside.exists() else f"name a file, or one of {', '.join(PUBLISHED)}"
+        raise ValueError(f"{file} is a folder, not a policy; {way}") from None
     except FileNotFoundError:
         raise ValueError(f"there is no policy {policy}; name a file, or one of {', '.join(PUBLISHED)}") from None
     except (ValueError, RecursionError) as error:
