@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
+from sqlalchemy import MetaData
 from torch import Tensor, nn
 
 import metaaugment as ma
@@ -441,6 +442,23 @@ def test_machines_that_share_a_database_share_their_trials(tmp_path: Path, monke
     assert found(tmp_path / "second", settings).sub_policies == first.sub_policies
     assert judged == []
     assert [row["number"] for row in rows(tmp_path / "second")] == list(range(1, 7))
+
+
+def test_a_database_that_another_machine_is_just_creating_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both find no tables, and the second to create them is refused."""
+    url, tables, create = f"sqlite:///{tmp_path / 'studies.db'}", MetaData.create_all, optuna.create_study
+
+    def overtaken(metadata: MetaData, engine: Any, *more: Any) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr(studies, "MOMENT", 0.0)
+        create(storage=url)
+        tables(metadata, engine, checkfirst=False)
+
+    monkeypatch.setattr(MetaData, "create_all", overtaken)
+    (study,) = studies.open_studies(tmp_path, url, ["mine"])
+    assert study.study_name == "mine"
 
 
 @pytest.mark.parametrize("alive", [True, False])

@@ -3,7 +3,9 @@
 import fcntl
 import json
 import os
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 STUDIES = "studies.log"
+MOMENT = 1.0  # seconds
 
 
 def open_studies(folder: Path, url: str | None, names: Sequence[str]) -> "list[Study]":
@@ -46,6 +49,10 @@ def _storage(folder: Path, url: str | None) -> "BaseStorage":
                 json.loads(line)
         return JournalStorage(JournalFileBackend(str(file), cast(Any, JournalLock(file))))
     try:
+        with suppress(Exception):
+            return RDBStorage(url)
+        # Another machine may have been creating the tables of a new database at that moment.
+        time.sleep(MOMENT)
         return RDBStorage(url)
     except Exception as error:  # SQLAlchemy, the driver and the database each raise their own
         # Without what comes before the @, which may hold a password.
