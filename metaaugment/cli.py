@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -178,7 +179,8 @@ def learned(file: Path) -> "LearnedPolicy":
     from metaaugment.transfer import LearnedPolicy
 
     if system := system_of(file):
-        raise ValueError(f"{file} is a policy of {system}; metaaugment ops --policy {file} says what it does")
+        command = f"metaaugment ops --policy {shlex.quote(str(file))}"
+        raise ValueError(f"{file} is a policy of {system}; {command} says what it does")
     return LearnedPolicy.load(file)
 
 

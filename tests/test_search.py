@@ -572,6 +572,17 @@ def test_ops_says_what_a_policy_does(capsys: pytest.CaptureFixture[str]) -> None
     assert lines[2].strip() == "1. shear sideways by ± 0.12 pixels a row (90 %), then invert (20 %)"
 
 
+def test_what_says_what_a_policy_does_can_be_copied_to_a_shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "one of mine.json"
+    published.write(FOUND, file)
+    assert program("inspect", file) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    command = said.split(" is a policy of faa; ")[1].removesuffix(" says what it does")
+    assert program(*shlex.split(command)[1:]) == 0
+
+
 def test_ops_of_an_unknown_policy(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["ops", "--policy", "autoaugment-mnist"])
