@@ -10,9 +10,11 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -533,6 +535,20 @@ def test_another_server_at_the_address(says: bytes, why: str, monkeypatch: pytes
             ray_population._check_address(f"127.0.0.1:{server.getsockname()[1]}")
         thread.join()
         accepted[0].close()
+
+
+def test_trials_that_fail_in_ray_name_a_command_that_can_be_copied_to_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from metaaugment.search import ray_population
+
+    failed = SimpleNamespace(num_errors=1, errors=["ray::Worker\nthe disk is full"])
+    monkeypatch.setattr(ray_population, "_session", lambda *_: nullcontext())
+    monkeypatch.setattr(ray_population, "_share", lambda *_: {"cpu": 1})
+    monkeypatch.setattr(ray_population, "_tuner", lambda *_: SimpleNamespace(fit=lambda: failed))
+    lab = laboratory(tmp_path / "one of mine", small())
+    with pytest.raises(ValueError, match=r"the first by: the disk is full; .* --resume '/.*/one of mine'$"):
+        ray_population.RayPopulation(2, None).evolve(lab, TWO, 4, 1)
 
 
 @pytest.fixture(scope="module")

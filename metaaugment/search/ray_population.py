@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -124,7 +125,7 @@ class RayPopulation:
             reason = str(results.errors[0]).strip().splitlines()[-1]
             raise ValueError(
                 f"{results.num_errors} of {number} trials failed in Ray, the first with: {reason}; once that is fixed, "
-                f"continue with --resume {lab.folder}"
+                f"continue with --resume {shlex.quote(str(lab.folder))}"
             )
         best = results.get_best_result("objective", "max").checkpoint
         assert best is not None
