@@ -609,6 +609,7 @@ def test_ray_stops_at_a_signal_and_goes_on(ray_session: str, tmp_path: Path, mon
         """After a trial's first interval there is no end until the search is resumed."""
 
         def step(self) -> dict[str, Any]:
+            (self.lab.folder / "room").write_text(self.room.name)
             if self.iteration == 1:
                 until((self.lab.folder / "resumed").exists)
             return super().step()
@@ -627,6 +628,10 @@ def test_ray_stops_at_a_signal_and_goes_on(ray_session: str, tmp_path: Path, mon
     asker.join()
     finished = rows(out)
     assert {(row["trial"], row["generation"]) for row in finished} == {(number, 0) for number in range(4)}
+    (room,) = Path((out / "room").read_text()).relative_to(out / "rooms").parts
+    assert room.startswith("trial-0")
+    assert not (out / "rooms").exists()
+    (out / "rooms" / "trial-00-of-a-killed-worker").mkdir(parents=True)
     (out / "resumed").touch()
     found = published.find(resume(out, recipe, settings))
     assert isinstance(found, Schedule)
@@ -634,6 +639,7 @@ def test_ray_stops_at_a_signal_and_goes_on(ray_session: str, tmp_path: Path, mon
     for number in range(4):  # the one between is left out by a trial that goes on from one ahead of it
         assert {0, 2} <= generations(out, number) <= {0, 1, 2}
     assert rows(out)[: len(finished)] == finished
+    assert not (out / "rooms").exists()
 
 
 @pytest.mark.slow

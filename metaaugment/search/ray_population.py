@@ -37,6 +37,7 @@ from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.population import QUANTILE, RAY_FOLDER, Functions, Policy, Trial, Workbench, intervals
 from metaaugment.training import checkpoint
 
+ROOMS = "rooms"  # in the folder of a search: where workers train, each in a folder of its own
 FAILURES = 3  # per trial: a worker that dies is restarted from its last checkpoint, but not forever
 ANSWERS_WITHIN = 5.0  # seconds that a cluster may take
 # Ray's servers speak HTTP/2: the connection preface and an empty SETTINGS frame, which they answer with their own.
@@ -75,7 +76,7 @@ class Worker(tune.Trainable):
         self.lab = Laboratory(task.recipe, task.place, task.data, task.folder, Console(quiet=True))
         self.workbench = Workbench(self.lab, task.functions)
         self.generations = intervals(task.recipe.epochs, task.interval)
-        self.room = tempfile.TemporaryDirectory(prefix="metaaugment-")
+        self.room = self._new_room()
 
     def step(self) -> dict[str, Any]:
         generation, policy = self.iteration, self.config["policy"]
@@ -93,15 +94,24 @@ class Worker(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Hand the worker to another trial: its checkpoint is loaded next, and nothing of the one before is left."""
         self.cleanup()
-        self.room = tempfile.TemporaryDirectory(prefix="metaaugment-")
+        self.room = self._new_room()
         return True
 
     def cleanup(self) -> None:
         self.room.cleanup()
 
+    def _new_room(self) -> tempfile.TemporaryDirectory[str]:
+        """Another one for each turn: a worker that was given up for dead may still write into its own."""
+        rooms = self.lab.folder / ROOMS
+        rooms.mkdir(exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix=f"trial-{self._number:02d}-", dir=rooms)
+
+    @property
+    def _number(self) -> int:
+        return int(self.trial_id.rsplit("_", 1)[-1])
+
     def _trial(self) -> Trial:
-        number = int(self.trial_id.rsplit("_", 1)[-1])
-        return Trial(self.workbench, number, Path(self.room.name))
+        return Trial(self.workbench, self._number, Path(self.room.name))
 
 
 @dataclass(frozen=True)
@@ -116,10 +126,12 @@ class RayPopulation:
         folder, generations = lab.folder.absolute(), intervals(lab.recipe.epochs, interval)
         place = replace(lab.place, out=None, resume=None)
         task = Task(lab.recipe, place, lab.data, folder, functions, interval, Path.cwd())
+        shutil.rmtree(folder / ROOMS, ignore_errors=True)  # of workers that were killed
         with _session(self.workers, self.address, lab.device.type), _watched(lab, number * len(generations)):
             share = _share(self.workers, lab.device.type)
             trainable = tune.with_resources(tune.with_parameters(Worker, task=task), share)
             results = _tuner(folder / RAY_FOLDER, trainable, functions, number).fit()
+        shutil.rmtree(folder / ROOMS, ignore_errors=True)
         lab.stop_if_asked()
         if results.num_errors:
             reason = str(results.errors[0]).strip().splitlines()[-1]
