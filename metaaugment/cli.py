@@ -6,9 +6,10 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import tyro
 from rich.console import Console
@@ -21,6 +22,8 @@ from metaaugment.training.faults import full_memory, lost_reader
 from metaaugment.training.interruption import Interrupted
 
 if TYPE_CHECKING:
+    from metaaugment.experiments.place import Place
+    from metaaugment.experiments.recipe import Recipe
     from metaaugment.search.search import Kind
     from metaaugment.transfer import LearnedPolicy
 
@@ -345,7 +348,7 @@ def reproduce(
     from metaaugment.experiments.tables import find_rows
 
     where = Where(runs, results, Place(data=data, device=device))
-    reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(), worries)
+    reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(), worries, recorded)
 
 
 def diagnose(
@@ -462,11 +465,10 @@ def searches() -> "dict[str, Kind]":
     return SEARCHES
 
 
-def searcher_of(system: str, name: str, args: Sequence[str]) -> Callable[..., None]:
-    """The command that searches for a policy of a system on a recipe's data, with its network."""
+def searcher_of(system: str, name: str, act: "Callable[[Kind, Recipe, Any, Place], Any]") -> Callable[..., Any]:
+    """The command that acts on a search for a policy of a system, on a recipe's data and with its network."""
     from dataclasses import replace
 
-    from metaaugment.experiments.flags import said
     from metaaugment.experiments.paper import RECIPES
     from metaaugment.experiments.place import Place
     from metaaugment.experiments.recipe import Recipe
@@ -478,16 +480,24 @@ def searcher_of(system: str, name: str, args: Sequence[str]) -> Callable[..., No
         recipe: Annotated[Recipe, OmitArgPrefixes],
         settings: Annotated[kind.settings, OmitArgPrefixes],  # type: ignore[name-defined]
         place: Annotated[Place, OmitArgPrefixes],
-    ) -> None:
-        from metaaugment.search.search import search
-
-        search(kind, recipe, settings, place, Patient(), said(args))
+    ) -> Any:
+        return act(kind, recipe, settings, place)
 
     # In the list of all recipes, only what differs from one to the next.
     about = f"{cleandoc(kind.settings.__doc__ or '')}\n\n" if name in args else ""
     search.__doc__ = f"{about}Data: {trial.dataset}; network: {trial.network}."
     search.__defaults__ = (trial, kind.settings(), Place())
     return search
+
+
+def recorded(system: str, name: str, words: Sequence[str]) -> dict[str, Any]:
+    """What a search with these flags records when it begins."""
+    from metaaugment.search.search import recorded
+
+    def act(kind: "Kind", recipe: "Recipe", settings: Any, place: "Place") -> dict[str, Any]:
+        return recorded(kind, recipe, settings)
+
+    return tyro.cli(searcher_of(system, name, act), args=words)
 
 
 def recipes_of(words: Sequence[str]) -> Iterable[str]:
@@ -507,11 +517,15 @@ def training(args: Sequence[str]) -> tyro.extras.SubcommandApp:
 
 
 def searching(args: Sequence[str]) -> tyro.extras.SubcommandApp:
+    from metaaugment.experiments.flags import said
+    from metaaugment.search.search import search
+
+    act = partial(search, console=Patient(), said=said(args))
     app = tyro.extras.SubcommandApp()
     for system, kind in searches().items():
         on = tyro.extras.SubcommandApp()
         for name in recipes_of(args[2:3]):
-            on.command(name=name)(searcher_of(system, name, args))
+            on.command(name=name)(searcher_of(system, name, act))
         app.command(on, name=system, help=cleandoc(kind.settings.__doc__ or ""))
     return app
 

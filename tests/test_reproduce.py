@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -22,7 +23,7 @@ from metaaugment.experiments import jobs as working
 from metaaugment.experiments import reproduce as reproducing
 from metaaugment.experiments import results, run
 from metaaugment.experiments.flags import flags
-from metaaugment.experiments.jobs import Job, Search, Where, folder_name
+from metaaugment.experiments.jobs import Job, Search, Where, Work, folder_name
 from metaaugment.experiments.methods import METHODS
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
@@ -295,6 +296,96 @@ def test_no_policy_is_taken_from_a_run_of_another_recipe(tmp_path: Path) -> None
     (job.source.folder / "result.json").write_text("{}")
     with pytest.raises(ValueError, match=r"metaaugment-fast-seed0 was begun with --every 1, but .* has 8"):
         planned([job.row], 1, None, [job.entry.name], job.where)
+
+
+DADA = Entry("dada", {"method": "dada", "per_class": 10}, search=("--epochs", "1", "--per-class", "10"))
+
+
+def a_search(folder: Path, **changes: object) -> Search:
+    """A search of digits as its folder and its policy record it, with some settings changed."""
+    search = Search(replace(ROWS["digits"], entries=(DADA,)), DADA, 1, where(folder))
+    record = cli.recorded("dada", "digits", DADA.search or ())
+    for values in record.values():
+        values |= {name: value for name, value in changes.items() if name in values}
+    search.folder.mkdir(parents=True)
+    (search.folder / "search.json").write_text(json.dumps(record))
+    found = json.loads((ROOT / "results" / "searches" / "omniglot-wrn-40-2-dada.json").read_text())
+    (search.folder / "policy.json").write_text(json.dumps(found | {"search": record}))
+    return search
+
+
+def plan_of(search: Search) -> list[Work]:
+    return planned([search.row], 2, search.epochs, [], search.where, cli.recorded)
+
+
+@pytest.mark.parametrize(("name", "value", "has"), [
+    ("lr", 0.25, "0.1"), ("seed", 3, "0"), ("epochs", 6, "1"), ("per_class", 7, "10"), ("method", "pba", "dada"),
+    ("temperature", 2.0, "0.5"),
+])  # fmt: skip
+@pytest.mark.parametrize("kept", ["begun", "finished", "among the results"])
+def test_a_search_with_other_settings_is_refused(tmp_path: Path, name: str, value: object, has: str, kept: str) -> None:
+    """Whatever lay in the folder was gone on with, and all seeds trained under what it found."""
+    search = a_search(tmp_path, **{name: value})
+    what, way = search.folder, "move the folder away, or choose another --runs"
+    if kept == "among the results":
+        search.export()
+        what, way = search.makes, "move the file away, or choose another --results"
+    if kept != "finished":
+        (search.folder / "policy.json").unlink()
+    told = f"{what} is of a search with --{name.replace('_', '-')} {value}, but digits dada-search has {has}; {way}"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        plan_of(search)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_search_with_the_settings_of_its_row_is_taken(tmp_path: Path, kept: bool) -> None:
+    search = a_search(tmp_path)
+    if kept:
+        search.export()
+    first, second = plan_of(search)
+    assert first.ready()
+    assert second.ready()
+
+
+def test_the_kept_searches_are_those_of_their_rows() -> None:
+    (file,) = (ROOT / "results" / "searches").glob("*-*.json")
+    search = Search(*an_entry("omniglot-wrn-40-2", "dada"), None, Where(ROOT / "runs", ROOT / "results", Place()))
+    assert search.makes == file
+    search.check(cli.recorded)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_is_no_policy_of_the_system_is_refused_and_not_kept(tmp_path: Path, kept: bool) -> None:
+    """A file that was cut off got among the results, where it stopped every run of its entry."""
+    search = a_search(tmp_path)
+    if kept:
+        search.export()
+    file = search.makes if kept else search.folder / "policy.json"
+    whole = file.read_text()
+    for text, sentence in (
+        (whole[: len(whole) // 2], "is not a policy of a compared system"),
+        (
+            whole.replace('"system": "dada"', '"system": "faa"'),
+            "is a policy of faa, but digits dada-search needs one of",
+        ),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=f"{file} {sentence}.*; move the f.* away, or choose another --r"):
+            plan_of(search)
+        if not kept:
+            with pytest.raises(ValueError, match=f"{file} {sentence}"):
+                search.export()
+            assert not search.makes.exists()
+
+
+def test_a_policy_of_nobody_knows_what_search_is_refused(tmp_path: Path) -> None:
+    search = a_search(tmp_path)
+    (search.folder / "search.json").write_text('{"recipe": {}}')
+    with pytest.raises(ValueError, match=r"dada-search cannot be understood: the recipe field 'name' is missing; move"):
+        plan_of(search)
+    (search.folder / "search.json").unlink()
+    with pytest.raises(ValueError, match=r"dada-search has a policy, but no search\.json that says of what; move"):
+        plan_of(search)
 
 
 # -- the queue ---------------------------------------------------------------------------------------------------------

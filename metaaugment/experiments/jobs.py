@@ -8,9 +8,10 @@ import shlex
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from metaaugment.baselines import published
 from metaaugment.experiments import results
@@ -23,6 +24,11 @@ from metaaugment.experiments.tables import ROWS, Entry, Row
 from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
 from metaaugment.training.log import LOG
+
+# What a search records when it begins, by its system, its recipe and its further arguments. It is handed in from above:
+# searches are built on experiments.
+Recorded = Callable[[str, str, Sequence[str]], Mapping[str, Any]]
+AWAY = "move the folder away, or choose another --runs"
 
 
 @dataclass(frozen=True)
@@ -179,18 +185,17 @@ class Job(Work):
         if not self.begun and not self.finished:
             return
         file = self.folder / run_folder.RECIPE
-        way = "move the folder away, or choose another --runs"
         if not self.begun:
-            raise ValueError(f"{self.folder} has a result, but no {run_folder.RECIPE} that says what was run; {way}")
+            raise ValueError(f"{self.folder} has a result, but no {run_folder.RECIPE} that says what was run; {AWAY}")
         try:
             recorded = Recipe.from_json(run_folder.read_json(file))
         except ValueError as error:
-            raise ValueError(f"{file} cannot be understood: {error}; {way}") from None
+            raise ValueError(f"{file} cannot be understood: {error}; {AWAY}") from None
         recipe = self.recipe
         for name in (field.name for field in fields(Recipe)):
             found, meant = getattr(recorded, name), getattr(recipe, name)
             if _written_alike(found) != _written_alike(meant):
-                raise ValueError(f"{self.folder} was begun with {flag(name)} {found}, but {self} has {meant}; {way}")
+                raise ValueError(f"{self.folder} was begun with {flag(name)} {found}, but {self} has {meant}; {AWAY}")
 
     @property
     def waits_for(self) -> "Work | None":
@@ -269,15 +274,58 @@ class Search(Work):
     def words(self) -> list[str]:
         folder = ["--resume" if self.begun else "--out", str(self.folder)]
         more: Iterable[str] = () if self.begun else self.entry.search or ()
-        return ["search", self.entry.changes["method"], self.row.recipe, *self.where.place.flags(), *folder, *more]
+        return ["search", self.system, self.row.recipe, *self.where.place.flags(), *folder, *more]
+
+    @property
+    def system(self) -> str:
+        return self.entry.changes["method"]
+
+    def check(self, recorded: Recorded) -> None:
+        """Refuse a folder that holds a different search, and a file among the results that is not of this one."""
+        if self.makes.exists():
+            return self._check_policy(self.makes, "move the file away, or choose another --results", recorded)
+        record = self.folder / run_folder.SEARCH
+        if self.begun:
+            self._check_settings(self.folder, _read(record, AWAY), AWAY, recorded)
+        if self.finished:
+            if not self.begun:
+                raise ValueError(f"{self.folder} has a policy, but no {record.name} that says what was searched; {AWAY}")
+            self._check_policy(self.folder / run_folder.POLICY, AWAY, recorded)
+
+    def _check_policy(self, file: Path, way: str, recorded: Recorded) -> None:
+        self._check_system(file, way)
+        search = _read(file, way).get("search")
+        if search is not None:
+            self._check_settings(file, search, way, recorded)
+
+    def _check_system(self, file: Path, way: str) -> None:
+        try:
+            found = published.find(file).system
+        except ValueError as error:
+            raise ValueError(f"{error}; {way}") from None
+        if found != self.system:
+            raise ValueError(f"{file} is a policy of {found}, but {self} needs one of {self.system}; {way}")
+
+    def _check_settings(self, what: Path, search: Any, way: str, recorded: Recorded) -> None:
+        """Refuse a search with other settings; like a search that is continued, it may lack those of newer versions."""
+        try:
+            found = Recipe.from_json(search["recipe"]).to_json() | search["settings"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{what} cannot be understood: {error}; {way}") from None
+        wanted = recorded(self.system, self.row.recipe, self.entry.search or ())
+        for name, meant in {**wanted["recipe"], **wanted["settings"]}.items():
+            if name in found and found[name] != meant:
+                raise ValueError(
+                    f"{what} is of a search with {flag(name)} {found[name]}, but {self} has {meant}; {way}"
+                )
 
     def export(self) -> None:
-        found = (self.folder / run_folder.POLICY).read_bytes()
+        file = self.folder / run_folder.POLICY
+        self._check_system(file, AWAY)
         self.makes.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.makes, lambda part: part.write_bytes(found))
+        write_atomically(self.makes, lambda part: part.write_bytes(file.read_bytes()))
 
     def keep(self) -> str:
-        published.find(self.folder / run_folder.POLICY)  # refuses a file that is no policy
         self.export()
         return f"policy found; {self.makes}"
 
@@ -286,6 +334,13 @@ class Search(Work):
 
     def made_by(self, report: Path) -> str:
         return f"{self}; make it with: {shlex.join(['metaaugment', *self.words()])}"
+
+
+def _read(file: Path, way: str) -> dict[str, Any]:
+    try:
+        return run_folder.read_json(file)
+    except ValueError as error:
+        raise ValueError(f"{error}; {way}") from None
 
 
 def _lines(file: Path) -> int:

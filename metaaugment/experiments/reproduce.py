@@ -6,11 +6,12 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from metaaugment.experiments import results
-from metaaugment.experiments.jobs import Job, Search, Where, Work
+from metaaugment.experiments.jobs import Job, Recorded, Search, Where, Work
 from metaaugment.experiments.tables import Row
 from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
@@ -35,10 +36,22 @@ def seconds_of(budget: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequence[str], where: Where) -> list[Work]:
+def _named(system: str, recipe: str, words: Sequence[str]) -> dict[str, Any]:
+    """What is known of a search without its defaults."""
+    return {"recipe": {"name": recipe, "method": system}, "settings": {}}
+
+
+def planned(
+    rows: Sequence[Row],
+    seeds: int,
+    epochs: int | None,
+    entries: Sequence[str],
+    where: Where,
+    recorded: Recorded = _named,
+) -> list[Work]:
     """Runs whose result is missing, seed by seed, then the searches that some of them wait for; begun ones come first.
 
-    A folder that holds a different run is refused."""
+    A folder that holds a different run or search is refused, and so is a policy of a different search."""
     known = {entry.name for row in rows for entry in row.entries}
     if unknown := [name for name in entries if name not in known]:
         raise ValueError(f"--methods has {unknown[0]!r}; choose from {', '.join(sorted(known))}")
@@ -49,8 +62,12 @@ def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequen
     missing = [job for job in jobs if not job.result.exists()]
     for job in missing:
         job.check()
-        if isinstance(job.source, Job):
-            job.source.check()
+    sources = {source.folder: source for job in missing if (source := job.source) is not None}
+    for source in sources.values():
+        if isinstance(source, Search):
+            source.check(recorded)
+        elif isinstance(source, Job):
+            source.check()
     searches = {search.folder: search for job in missing if isinstance(search := job.waits_for, Search)}
     return sorted([*missing, *searches.values()], key=lambda work: not work.begun)
 
@@ -198,6 +215,7 @@ def reproduce(
     report: Path,
     console: Console,
     worries: Worries | None = None,
+    recorded: Recorded = _named,
 ) -> None:
     """Run what is missing, keep each result as a file, and write the report."""
     if seeds < 1 or (at_once is not None and at_once < 1):
@@ -214,7 +232,7 @@ def reproduce(
             raise ValueError(f"{name} is {folder}, which is a file; choose a folder")
     report.parent.mkdir(parents=True, exist_ok=True)
     results.markdown(where.results)
-    jobs = planned(rows, seeds, epochs, entries, where)
+    jobs = planned(rows, seeds, epochs, entries, where, recorded)
     queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console, worries)
     began = time.monotonic()
     unwritten: Exception | None = None

@@ -66,8 +66,7 @@ def search(
     place.check()
     folder = place.folder(recipe, "searches")
     file = folder / POLICY
-    decisive = {name: value for name, value in asdict(settings).items() if name not in kind.where}
-    about = {"recipe": recipe.to_json(), "settings": decisive}
+    about = recorded(kind, recipe, settings)
     data = data_of(recipe, place, console)
     if len(data.val) == 0:
         raise ValueError(f"{data.name} has no validation images, which a search judges by; hold some out")
@@ -109,6 +108,12 @@ def search(
     work = kind.work(lab.trials())
     lab.say(f"{work}, {cost['seconds']:,.0f} {cost['unit']} ({duration(cost['seconds'])}); {file}")
     return file
+
+
+def recorded(kind: Kind, recipe: Recipe, settings: Any) -> dict[str, Any]:
+    """What a search records of how it searches."""
+    decisive = {name: value for name, value in asdict(settings).items() if name not in kind.where}
+    return {"recipe": recipe.to_json(), "settings": decisive}
 
 
 def cost_of(lab: Laboratory) -> dict[str, Any]:
