@@ -30,9 +30,13 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.reproduce import Queue, planned, seconds_of
 from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry, Row, find_rows
+from metaaugment.ops import find_space
+from metaaugment.sampler import SingleSampler
+from metaaugment.source import Source
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted
 from metaaugment.training.log import FIGURES, LOG
+from metaaugment.transfer import LearnedPolicy
 
 from processes import until
 
@@ -386,6 +390,43 @@ def test_a_policy_of_nobody_knows_what_search_is_refused(tmp_path: Path) -> None
     (search.folder / "search.json").unlink()
     with pytest.raises(ValueError, match=r"dada-search has a policy, but no search\.json that says of what; move"):
         plan_of(search)
+
+
+def test_a_result_says_which_policy_it_is_under_and_no_other_comes_beside_it(tmp_path: Path) -> None:
+    """The means of the report were over runs under different policies."""
+    search = a_search(tmp_path)
+    search.export()
+    first, second = plan_of(search)
+    assert isinstance(first, Job)
+    assert first.start().wait() == 0, (first.folder.parent / f"{first.name}.log").read_text()
+    first.keep()
+    kept = json.loads(first.result.read_text())
+    assert kept["policy_sha256"] == search.digest()
+    (again,) = plan_of(search)
+    assert again.ready()
+    search.makes.write_text(search.makes.read_text().replace('"max_level": 1', '"max_level": 2'))
+    told = f"{first.result} was trained under another policy than {search.makes} holds now; put that one back, or move"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        plan_of(search)
+    with pytest.raises(ValueError, match=re.escape(told)):  # also of a policy that is made meanwhile
+        second.ready()
+    run_folder.write_json(first.result, kept | {"policy_sha256": None})  # as of an older version
+    assert [job.name for job in plan_of(search)] == ["dada-seed1"]
+
+
+def test_a_learned_policy_is_known_by_the_digest_in_the_results_of_its_runs(tmp_path: Path) -> None:
+    job = Job(*an_entry("omniglot-wrn-40-2", "transfer-wrn-40-2"), 1, None, where(tmp_path))
+    assert isinstance(job.source, Job)
+    job.source.makes.parent.mkdir(parents=True)
+    source = Source(None, 5, 3, find_space("metaaugment"), (0.5,) * 3, (0.2,) * 3, (0,) * 3, (8, 8))
+    LearnedPolicy(SingleSampler().probabilities, source).save(job.source.makes)
+    job.result.parent.mkdir(parents=True)
+    other = job.result.with_name("transfer-wrn-40-2-seed0.json")
+    run_folder.write_json(other, {"policy_sha256": LearnedPolicy.load(job.source.makes).digest()[:16]})
+    job.check_policy()
+    run_folder.write_json(other, {"policy_sha256": "0" * 16})
+    with pytest.raises(ValueError, match=r"transfer-wrn-40-2-seed0\.json was trained under another policy than"):
+        planned([job.row], 2, None, [job.entry.name], job.where)
 
 
 # -- the queue ---------------------------------------------------------------------------------------------------------
@@ -963,6 +1004,17 @@ def test_what_makes_no_mean_is_refused_by_its_file(tmp_path: Path, changes: dict
 def test_a_result_under_another_name_is_refused(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
     two_results(tmp_path, **{"entry": "baseline", **changes})
     with pytest.raises(ValueError, match=rf"baseline-seed1\.json {sentence}"):
+        results.markdown(tmp_path)
+
+
+def test_no_mean_is_over_runs_under_different_policies(tmp_path: Path) -> None:
+    two_results(tmp_path, policy_sha256="b")  # the first one does not say
+    (folder,) = tmp_path.iterdir()
+    third = json.loads((folder / "baseline-seed1.json").read_text()) | {"seed": 2}
+    (folder / "baseline-seed2.json").write_text(json.dumps(third))
+    results.markdown(tmp_path)
+    (folder / "baseline-seed2.json").write_text(json.dumps(third | {"policy_sha256": "c"}))
+    with pytest.raises(ValueError, match=r"seed2\.json was trained under the policy of SHA-256 c, but .* b; move"):
         results.markdown(tmp_path)
 
 

@@ -155,9 +155,8 @@ class Experiment:
 
     def policy_digest(self) -> str | None:
         """Digest of the policy to train under, so that a run is not continued under another one of the same name."""
-        if self.found is not None:
-            return hashlib.sha256(json.dumps(published.encode(self.found)).encode()).hexdigest()[:16]
-        return None if self.policy is None else self.policy.digest()[:16]
+        policy = self.policy if self.found is None else self.found
+        return None if policy is None else policy_digest(policy)
 
     def fresh_policy(self) -> nn.Module:
         """The policy before anything is learned."""
@@ -172,6 +171,13 @@ class Experiment:
 
     def normalization(self) -> augment.Augmentation:
         return augment.normalization(self.data.mean, self.data.std, self.device, self.layout, self.dtype)
+
+
+def policy_digest(policy: LearnedPolicy | FoundPolicy) -> str:
+    """The digest by which a run and its result know a policy, whatever file it is in."""
+    if isinstance(policy, FoundPolicy):
+        return hashlib.sha256(json.dumps(published.encode(policy)).encode()).hexdigest()[:16]
+    return policy.digest()[:16]
 
 
 def prepare(recipe: Recipe, place: Place, console: Console, fresh: bool = True) -> Experiment:

@@ -15,6 +15,7 @@ from typing import Any
 
 from metaaugment.baselines import published
 from metaaugment.experiments import results
+from metaaugment.experiments.experiment import policy_digest
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.flags import flag, flags
 from metaaugment.experiments.paper import RECIPES
@@ -24,6 +25,7 @@ from metaaugment.experiments.tables import ROWS, Entry, Row
 from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
 from metaaugment.training.log import LOG
+from metaaugment.transfer import LearnedPolicy
 
 # What a search records when it begins, by its system, its recipe and its further arguments. It is handed in from above:
 # searches are built on experiments.
@@ -69,6 +71,10 @@ class Work(ABC):
     @abstractmethod
     def export(self) -> None:
         """Write that file, once the work is finished."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """The digest of the policy in that file, as in the results of runs under it."""
 
     @abstractmethod
     def keep(self) -> str:
@@ -197,6 +203,20 @@ class Job(Work):
             if _written_alike(found) != _written_alike(meant):
                 raise ValueError(f"{self.folder} was begun with {flag(name)} {found}, but {self} has {meant}; {AWAY}")
 
+    def check_policy(self) -> None:
+        """Refuse a policy other than that of the entry's kept results; the earliest do not say which that was."""
+        if self.source is None or not self.source.makes.exists():
+            return
+        files = sorted(self.result.parent.glob(f"{self.entry.name}-seed*.json"))
+        kept = {file: run_folder.read_json(file).get("policy_sha256") for file in files}
+        own = self.source.digest() if any(kept.values()) else None
+        for file, digest in kept.items():
+            if digest not in (None, own):
+                raise ValueError(
+                    f"{file} was trained under another policy than {self.source.makes} holds now; put that one back, "
+                    f"or move the results of {self.entry.name} away"
+                )
+
     @property
     def waits_for(self) -> "Work | None":
         source = self.source
@@ -208,6 +228,7 @@ class Job(Work):
             return False
         if self.source is not None and not self.source.makes.exists():
             self.source.export()
+        self.check_policy()
         return True
 
     def words(self) -> list[str]:
@@ -224,6 +245,9 @@ class Job(Work):
 
     def export(self) -> None:
         learned_policy(self.folder).save(self.makes, half=True)
+
+    def digest(self) -> str:
+        return policy_digest(LearnedPolicy.load(self.makes))
 
     def keep(self) -> str:
         """Write its result to a file of its own and, if there is a log to read it from, its course beside it."""
@@ -324,6 +348,9 @@ class Search(Work):
         self._check_system(file, AWAY)
         self.makes.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.makes, lambda part: part.write_bytes(file.read_bytes()))
+
+    def digest(self) -> str:
+        return policy_digest(published.find(self.makes))
 
     def keep(self) -> str:
         self.export()

@@ -68,6 +68,8 @@ def planned(
             source.check(recorded)
         elif isinstance(source, Job):
             source.check()
+    for job in {(job.row.recipe, job.entry.name): job for job in missing}.values():
+        job.check_policy()
     searches = {search.folder: search for job in missing if isinstance(search := job.waits_for, Search)}
     return sorted([*missing, *searches.values()], key=lambda work: not work.begun)
 
@@ -113,7 +115,7 @@ class Queue:
             if job.finished:  # but not kept: `reproduce` was killed in between
                 self.waiting.remove(job)
                 self._keep(job)
-            elif self._ready(job) and not job.busy:
+            elif not job.busy and self._ready(job):
                 if not job.begun:
                     job.beside.unlink(missing_ok=True)  # left by a run that was moved away
                 what = "continues" if job.begun else "begins"

@@ -32,6 +32,7 @@ def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
         results.append(read_result(file))
         _check_named(file, results[-1])
         _check_alike(file, results[0], results[-1])
+        _check_policy(file, results)
     known = list(ROWS)
     order = sorted(rows, key=lambda row: (known.index(r) if (r := _recipe(row)) in known else len(known), row))
     return {row: dict(sorted(rows[row].items(), key=lambda item: _place(row, item[0]))) for row in order}
@@ -91,6 +92,16 @@ def _check_alike(file: Path, first: Result, result: Result) -> None:
     if result["epochs"] != first["epochs"]:
         raise ValueError(
             f"{file} has {result['epochs']} epochs, but the first file of its entry has {first['epochs']}; move it away"
+        )
+
+
+def _check_policy(file: Path, results: Sequence[Result]) -> None:
+    """Refuse a mean over runs under different policies; the earliest results do not say which policy it was."""
+    known = [digest for result in results if (digest := result.get("policy_sha256")) is not None]
+    if known and known[-1] != known[0]:
+        raise ValueError(
+            f"{file} was trained under the policy of SHA-256 {known[-1]}, but others of its entry under that of "
+            f"{known[0]}; move it away"
         )
 
 

@@ -301,6 +301,7 @@ def _result(
         "epochs": trainer.epoch,
         "precision": trainer.identity["precision"],
         "policy": experiment.policy_name,
+        "policy_sha256": trainer.identity["policy_sha256"],
         "space": find_space(trainer.learner.space).name,
         "copies": trainer.learner.copies,
         "seconds": seconds,
