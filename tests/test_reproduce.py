@@ -1,5 +1,6 @@
 """The paper's tables as runs: what is run, in what order and time, what is kept, and what is reported of it."""
 
+import contextlib
 import io
 import json
 import os
@@ -388,7 +389,7 @@ def test_a_policy_of_nobody_knows_what_search_is_refused(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"dada-search cannot be understood: the recipe field 'name' is missing; move"):
         plan_of(search)
     (search.folder / "search.json").unlink()
-    with pytest.raises(ValueError, match=r"dada-search has a policy, but no search\.json that says of what; move"):
+    with pytest.raises(ValueError, match=r"dada-search has a policy, but no search\.json that says what was searched; move"):
         plan_of(search)
 
 
@@ -598,6 +599,43 @@ def test_a_folder_that_another_process_trains_into_is_waited_for(
     (job.folder / "result.json").write_text(RESULT)
     Queue(jobs(tmp_path, 1), 1, QUIET).run(None)
     assert json.loads(job.result.read_text())["test_accuracy"] == 0.5
+
+
+def test_what_another_process_does_meanwhile_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two `reproduce` over the same folders, each counted as failed what the other one had begun before it."""
+    (job,) = jobs(tmp_path, 1)
+    stack, start = contextlib.ExitStack(), Job.start
+
+    def beaten(job: Job) -> "subprocess.Popen[bytes]":
+        record(job)  # by the other one, after it was looked for and before our process did
+        stack.enter_context(run_folder.locked(job.folder))
+        with monkeypatch.context() as patch:
+            patch.setattr(Job, "begun", False)
+            return start(job)
+
+    monkeypatch.setattr(Job, "start", beaten)
+    queue = Queue([job], 1, QUIET)
+    with stack:
+        queue.run(None)
+        assert (queue.waiting, queue.failed) == ([job], {})
+        assert "another process trains" in queue.held_up(tmp_path / "R.md")[job]
+    log = job.folder.with_name(f"{job.name}.log").read_text()
+    assert f"{job.folder} exists already; continue its run" in log
+    assert job.taken(log)  # also once the other one has stopped: then it is gone on with
+    assert job.taken(f"another process trains into {job.folder}; wait for it, or choose another --out")
+    assert not job.taken("there is no such data set")
+    stand_in(monkeypatch)
+    queue.run(None)
+    assert queue.kept == 1
+
+
+def test_a_folder_in_the_way_that_nobody_has_begun_is_a_failure(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, 1)
+    job.folder.mkdir(parents=True)
+    (job.folder / "notes.txt").touch()
+    queue = Queue([job], 1, QUIET)
+    queue.run(None)
+    assert "exists already" in queue.failed[job]
 
 
 def test_when_the_time_is_over_all_are_stopped_and_go_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

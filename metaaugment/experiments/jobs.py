@@ -130,6 +130,10 @@ class Work(ABC):
         lines = (self.folder.parent / f"{self.name}.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it printed nothing"
 
+    def taken(self, words: str) -> bool:
+        """Whether another process works in its folder, or did so when its own process ended with these words."""
+        return self.busy or (self.begun and any(refusal in words for refusal in run_folder.refusals(self.folder)))
+
     @property
     def beside(self) -> Path:
         """The file with the largest number of processes at a time so far, for when this work is continued later."""

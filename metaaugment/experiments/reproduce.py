@@ -154,17 +154,17 @@ class Queue:
             job.shares(number)
 
     def _collect(self, stopped: bool = False) -> None:
-        """Take in what has ended: results are kept, failures reported, and unfinished work that was stopped waits."""
+        """Take in what has ended: results are kept, failures reported; what was stopped, or another does now, waits."""
         for job, process in list(self.live.items()):
             if process.poll() is None:
                 continue
             del self.live[job]
             if job.finished:
                 self._keep(job)
-            elif stopped:
+            elif stopped or job.taken(words := job.last_words(process.returncode)):
                 self.waiting.insert(0, job)
             else:
-                self._fail(job, job.last_words(process.returncode))
+                self._fail(job, words)
 
     def _keep(self, job: Work) -> None:
         try:
