@@ -36,6 +36,7 @@ from metaaugment.experiments.diagnosis import INPUTS, Correlation, Diagnosis
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
+from metaaugment.experiments.tables import folder_name
 from metaaugment.networks import NETWORKS, network
 from metaaugment.networks.pretrained import load_pretrained
 from metaaugment.report import diagnosis as diagnosed
@@ -278,8 +279,10 @@ def some_search(draw: DrawFn, seeds: Seeds) -> Files:
 
 @st.composite
 def some_results(draw: DrawFn, seeds: Seeds) -> Files:
-    names = [f"results/omniglot-wrn-40-2/{entry}-seed{n}.json" for entry in ("baseline", "metaaugment") for n in (0, 1)]
-    return draw(among(dict.fromkeys(names, seeds.file("run/result.json")), names))
+    result = seeds.file("run/result.json")
+    row = folder_name("digits", json.loads(result)["epochs"])
+    names = [f"results/{row}/{entry}-seed{n}.json" for entry in ("baseline", "metaaugment") for n in (0, 1)]
+    return draw(among(dict.fromkeys(names, result), names))
 
 
 # -- what reads them --------------------------------------------------------------------------------------------------

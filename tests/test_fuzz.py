@@ -32,6 +32,7 @@ from metaaugment.experiments.diagnosis import INPUTS, Correlation, Diagnosis
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe
+from metaaugment.experiments.tables import folder_name
 from metaaugment.networks import network
 from metaaugment.networks.pretrained import load_pretrained
 from metaaugment.report import operations, seen
@@ -240,13 +241,14 @@ def test_a_diagnosis_has_numbers_that_can_be_said(changes: dict[str, Any]) -> No
         {"images_per_second": float("nan")},
         {"machine": 3},
         {"side_by_side": "4"},
+        {"recipe": ["digits"]},
     ],
 )
 def test_a_result_has_what_a_table_needs(changes: dict[str, Any], seeds: Seeds, tmp_path: Path) -> None:
     """RESULTS.md was a TypeError."""
-    file = tmp_path / "digits" / "baseline-seed0.json"
-    file.parent.mkdir()
     good = json.loads(seeds.file("run/result.json"))
+    file = tmp_path / folder_name("digits", good["epochs"]) / "baseline-seed0.json"
+    file.parent.mkdir()
     file.write_text(json.dumps(good))
     assert f"| {100 * good['test_accuracy']:.2f} |" in results.markdown(tmp_path)
     file.write_text(json.dumps({**good, **changes}))

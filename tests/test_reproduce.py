@@ -24,13 +24,13 @@ from metaaugment.experiments import jobs as working
 from metaaugment.experiments import reproduce as reproducing
 from metaaugment.experiments import results, run
 from metaaugment.experiments.flags import flags
-from metaaugment.experiments.jobs import Job, Search, Where, Work, folder_name
+from metaaugment.experiments.jobs import Job, Search, Where, Work
 from metaaugment.experiments.methods import METHODS
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.reproduce import Queue, planned, seconds_of
-from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry, Row, find_rows
+from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry, Row, find_rows, folder_name
 from metaaugment.ops import find_space
 from metaaugment.sampler import SingleSampler
 from metaaugment.source import Source
@@ -223,8 +223,8 @@ def test_missing_runs_those_begun_first_then_seed_by_seed(tmp_path: Path) -> Non
 
 
 def test_other_epochs_are_kept_apart() -> None:
-    row = ROWS["cifar10-wrn-40-2"]
-    assert folder_name(row, None) == folder_name(row, 600) == "cifar10-wrn-40-2"
+    row = "cifar10-wrn-40-2"
+    assert folder_name(row, None) == folder_name(row, 600) == row
     assert folder_name(row, 200) == "cifar10-wrn-40-2-200-epochs"
     assert results.paper("cifar10-wrn-40-2-200-epochs", "metaaugment") == "96.79 ± 0.06"
 
@@ -866,7 +866,8 @@ def test_a_run_whose_policy_never_comes_says_whose_it_is_and_what_makes_it(
     assert source is not None
     if kept:
         source.result.parent.mkdir(parents=True)
-        source.result.write_bytes((ROOT / "results/omniglot-wrn-40-2/metaaugment-fast-seed0.json").read_bytes())
+        result = json.loads((ROOT / "results/omniglot-wrn-28-10/metaaugment-fast-seed0.json").read_text())
+        run_folder.write_json(source.result, result | {"recipe": source.recipe.to_json()})
     reproducing.reproduce([row], 1, None, 7, [entry.name], 1, here, report, Console(file=said))
     assert "the same command" not in said.getvalue()
     before, command = said.getvalue().rstrip("\n").rsplit("make it with: metaaugment ", 1)
@@ -1003,10 +1004,10 @@ def test_each_kept_result_is_of_its_row_and_entry() -> None:
 def two_results(folder: Path, **changes: object) -> None:
     """Two of one entry, the second changed; a value of None is left out."""
     source = json.loads((ROOT / "results" / "omniglot-wrn-40-2" / "baseline-seed0.json").read_text())
-    (folder / "digits").mkdir()
+    (folder / "omniglot-wrn-40-2").mkdir()
     for seed, changed in enumerate((source, source | {"seed": 1} | changes)):
         values = {key: value for key, value in changed.items() if value is not None}
-        (folder / "digits" / f"baseline-seed{seed}.json").write_text(json.dumps(values))
+        (folder / "omniglot-wrn-40-2" / f"baseline-seed{seed}.json").write_text(json.dumps(values))
 
 
 @pytest.mark.parametrize(
@@ -1043,6 +1044,17 @@ def test_a_result_under_another_name_is_refused(tmp_path: Path, changes: dict[st
     two_results(tmp_path, **{"entry": "baseline", **changes})
     with pytest.raises(ValueError, match=rf"baseline-seed1\.json {sentence}"):
         results.markdown(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["omniglot-wrn-28-10", "omniglot-wrn-40-2-80-epochs"])
+def test_a_result_in_the_folder_of_another_row_is_refused(tmp_path: Path, folder: str) -> None:
+    """It stood beside the paper's figure of that row."""
+    two_results(tmp_path, recipe=None)  # the second one does not say: it is left alone
+    (tmp_path / "omniglot-wrn-40-2").rename(tmp_path / folder)
+    with pytest.raises(ValueError, match=r"holds a run of omniglot-wrn-40-2 with 200 epochs; move it to the folder om"):
+        results.markdown(tmp_path)
+    (tmp_path / folder / "baseline-seed0.json").unlink()
+    assert "| baseline |" in results.markdown(tmp_path)
 
 
 def test_no_mean_is_over_runs_under_different_policies(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from metaaugment.experiments.flags import flag, flags
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.tables import ROWS, Entry, Row
+from metaaugment.experiments.tables import ROWS, Entry, Row, folder_name
 from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
 from metaaugment.training.log import LOG
@@ -99,7 +99,7 @@ class Work(ABC):
 
     @property
     def folder(self) -> Path:
-        return self.where.runs / folder_name(self.row, self.epochs) / self.name
+        return self.where.runs / folder_name(self.row.recipe, self.epochs) / self.name
 
     @property
     def begun(self) -> bool:
@@ -168,7 +168,7 @@ class Job(Work):
 
     @property
     def result(self) -> Path:
-        return self.where.results / folder_name(self.row, self.epochs) / f"{self.name}.json"
+        return self.where.results / folder_name(self.row.recipe, self.epochs) / f"{self.name}.json"
 
     @property
     def source(self) -> "Work | None":
@@ -297,7 +297,7 @@ class Search(Work):
     @property
     def makes(self) -> Path:
         """The policy's file, among the results: it also says what the search cost."""
-        return self.where.results / "searches" / f"{folder_name(self.row, self.epochs)}-{self.entry.name}.json"
+        return self.where.results / "searches" / f"{folder_name(self.row.recipe, self.epochs)}-{self.entry.name}.json"
 
     def words(self) -> list[str]:
         folder = ["--resume" if self.begun else "--out", str(self.folder)]
@@ -381,8 +381,3 @@ def _lines(file: Path) -> int:
 def _written_alike(value: object) -> object:
     """The value, or of a policy's path row and entry only, which stay when folders are moved or named otherwise."""
     return value.parts[-2:] if isinstance(value, Path) else value
-
-
-def folder_name(row: Row, epochs: int | None) -> str:
-    """The row's folder, with the epochs if they are not the recipe's: such figures must not mix with the paper's."""
-    return row.recipe if epochs in (None, RECIPES[row.recipe]().epochs) else f"{row.recipe}-{epochs}-epochs"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry
+from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry, folder_name
 from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
 from metaaugment.training.log import FIGURES
@@ -59,6 +59,8 @@ def read_result(file: Path) -> Result:
                 f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a whole number of at least 1; "
                 "restore an intact copy"
             )
+    if not isinstance(result.get("recipe") or {}, dict):
+        raise ValueError(f"{file} is damaged: its recipe is not an object of fields and values; take an intact copy")
     machine = result.get("machine")
     if not (isinstance(machine, dict) and "hardware" in machine and "commit" in result):
         raise ValueError(
@@ -68,13 +70,21 @@ def read_result(file: Path) -> Result:
 
 
 def _check_named(file: Path, result: Result) -> None:
-    """Refuse a file whose name does not match the run in it; the earliest files do not say their entry."""
+    """Refuse a file whose name or folder does not match its run; the earliest do not say entry or recipe."""
     entry, seed = file.stem.rsplit("-seed", 1)
     if str(result.get("seed")) != seed or result.get("entry", entry) != entry:
         raise ValueError(
             f"{file} holds {result.get('entry', 'a run')} with seed {result.get('seed')}; rename it to match, or "
             "move it away"
         )
+    recipe = result.get("recipe") or {}
+    if str(recipe.get("name")) in RECIPES:
+        folder = folder_name(recipe["name"], recipe.get("epochs"))
+        if file.parent.name != folder:
+            raise ValueError(
+                f"{file} holds a run of {recipe['name']} with {recipe.get('epochs')} epochs; move it to the folder "
+                f"{folder}, or away"
+            )
 
 
 def _check_alike(file: Path, first: Result, result: Result) -> None:

@@ -47,6 +47,11 @@ class Row:
         return recipe if epochs is None else replace(recipe, epochs=epochs)
 
 
+def folder_name(recipe: str, epochs: int | None) -> str:
+    """The folder of a row, with the epochs if they are not the recipe's: such figures must not mix with the paper's."""
+    return recipe if epochs in (None, RECIPES[recipe]().epochs) else f"{recipe}-{epochs}-epochs"
+
+
 METHODS = ("baseline", "autoaugment", "faa", "pba", "dada", "randaugment", "trivialaugment", "advaa", "metaaugment")
 
 
