@@ -1,6 +1,7 @@
 """The paper's tables as runs: what is run, in what order and time, what is kept, and what is reported of it."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -719,6 +721,57 @@ def test_what_is_in_the_way_of_the_report_is_told_before_training(
     with pytest.raises(ValueError, match=r"--report is .*, which is a folder"):
         reproduce_digits(tmp_path, tmp_path, QUIET, seeds=1)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_no_result_can_be_written_to_is_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "digits").write_text("no folder")
+    with pytest.raises(ValueError, match=r"written to .*results/digits: File exists; choose another .* --results"):
+        reproduce_digits(tmp_path, tmp_path / "R.md", QUIET, seeds=1)
+    (tmp_path / "results" / "digits").unlink()
+
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "TemporaryFile", full)
+        with pytest.raises(ValueError, match=r"written to .*results/digits: No space left on device"):
+            reproduce_digits(tmp_path, tmp_path / "R.md", QUIET, seeds=1)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_cannot_be_kept_is_left_and_the_same_command_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told as 0 failed, 0 left, and the runs after it were not made."""
+    stand_in(monkeypatch)
+    monkeypatch.setattr(results, "markdown", lambda folder: "the report")
+    said = io.StringIO()
+    first, second = jobs(tmp_path, 2)
+    keep = Job.keep
+
+    def full(job: Job) -> str:
+        if job.seed == 0:
+            raise OSError(errno.ENOSPC, "No space left on device", str(job.result))
+        return keep(job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "keep", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            reproduce_digits(tmp_path, tmp_path / "R.md", Console(file=said, soft_wrap=True), seeds=2)
+    assert second.result.exists()
+    *_, summary, why = said.getvalue().splitlines()
+    assert summary.endswith("0 failed, 1 left")
+    assert why == (
+        f"digits baseline-seed0 is whole in {first.folder}, but cannot be kept: {first.result}: No space left on "
+        "device; once that is fixed, the same command keeps it"
+    )
+    reproduce_digits(tmp_path, tmp_path / "R.md", QUIET, seeds=2)
+    assert first.result.exists()
+    assert (first.folder / "alive").read_text() == "x"  # it was not trained again
 
 
 def test_the_folder_of_the_report_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

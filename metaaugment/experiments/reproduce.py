@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ LOOK_EVERY = 0.2  # seconds between looks at the trainings under way
 NEIGHBOURS = 5.0  # seconds between looks for trainings that others started, which take some seconds to begin
 NEWS = 60.0  # seconds between lines on how far the trainings are
 Worries = Callable[[Path], Sequence[str]]  # sentences on what looks wrong in the run of a folder
+ROOM = 2**20  # bytes; a result and its course take less
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -82,6 +84,7 @@ class Queue:
         self.worries = worries or (lambda folder: [])
         self.live: dict[Work, subprocess.Popen[bytes]] = {}
         self.failed: dict[Work, str] = {}  # with the reason
+        self.unkept: dict[Work, OSError] = {}  # finished, but could not be put among the results
         self.kept = 0
 
     def run(self, seconds: float | None) -> None:
@@ -135,7 +138,7 @@ class Queue:
     def _ready(self, job: Work) -> bool:
         try:
             return job.ready()
-        except ValueError as error:  # in the run whose policy it needs; others are not affected
+        except (OSError, ValueError) as error:  # in the run whose policy it needs; others are not affected
             self.waiting.remove(job)
             self._fail(job, str(error))
             return False
@@ -171,15 +174,29 @@ class Queue:
             self._say(f"{job}: {job.keep()}")
         except ValueError as error:
             return self._fail(job, str(error))
+        except OSError as error:  # a full disk, say; what was trained is safe in its folder
+            self.unkept[job] = error
+            return self._say(self._why_unkept(job))
         if isinstance(job, Job):
             self.kept += 1
             for sentence in self.worries(job.folder):
                 self._say(f"{job}: {sentence}")
 
+    def _why_unkept(self, job: Work) -> str:
+        reason = self.unkept[job]
+        return (
+            f"{job} is whole in {job.folder}, but cannot be kept: {reason.filename}: {reason.strerror}; once that is "
+            "fixed, the same command keeps it"
+        )
+
+    @property
+    def left(self) -> int:
+        return len(self.waiting) + len(self.live) + len(self.unkept)
+
     def held_up(self, report: Path) -> dict[Work, str]:
         """Work that waits for something other than its turn, with the reason."""
-        own = {job.folder for job in (*self.waiting, *self.failed)}
-        why = {}
+        own = {job.folder for job in (*self.waiting, *self.failed, *self.unkept)}
+        why = {job: self._why_unkept(job) for job in self.unkept}
         for job in self.waiting:
             if job.busy:
                 why[job] = (
@@ -204,6 +221,19 @@ class Queue:
 
     def _say(self, sentence: str) -> None:
         self.console.print(sentence, soft_wrap=True)
+
+
+def _try_writing(folder: Path) -> None:
+    """Refuse a folder of results that nothing can be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(ROOM))
+    except OSError as error:
+        raise ValueError(
+            f"no result can be written to {folder}: {error.strerror}; choose another folder with --results, or make "
+            "that one writable"
+        ) from None
 
 
 def reproduce(
@@ -235,6 +265,8 @@ def reproduce(
     report.parent.mkdir(parents=True, exist_ok=True)
     results.markdown(where.results)
     jobs = planned(rows, seeds, epochs, entries, where, recorded)
+    for folder in dict.fromkeys((job.result if isinstance(job, Job) else job.makes).parent for job in jobs):
+        _try_writing(folder)
     queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console, worries)
     began = time.monotonic()
     unwritten: Exception | None = None
@@ -248,7 +280,7 @@ def reproduce(
                 write_atomically(report, lambda part: part.write_text(text))
         except (OSError, ValueError) as error:  # must not hide an interruption
             unwritten = error
-        left, took = len(queue.waiting) + len(queue.live), duration(time.monotonic() - began)
+        left, took = queue.left, duration(time.monotonic() - began)
         held_up = queue.held_up(report)
         console.print(
             f"{number_of('run', queue.kept)} finished in {took}, {len(queue.failed)} failed, {left} left"
@@ -261,5 +293,6 @@ def reproduce(
     if queue.failed:
         job, words = next(iter(queue.failed.items()))
         raise ValueError(f"{job} failed: {words}; its full output is in {job.folder}.log")
-    if unwritten is not None:
-        raise unwritten
+    for error in (*queue.unkept.values(), unwritten):
+        if error is not None:
+            raise error
