@@ -642,6 +642,27 @@ def test_a_policy_that_has_moved_can_be_named_again_and_no_other(
         assert_same(final(tmp_path / out)["network"], final(tmp_path / "whole")["network"])
 
 
+def test_a_finished_run_is_told_where_its_policy_lies_and_is_looked_at_under_no_other(
+    uninterrupted: Path, tmp_path: Path
+) -> None:
+    """Told "finished already", it went on naming the old file; diagnosed, it was so under whatever the file held."""
+    policy, file, moved = learned_policy(uninterrupted), tmp_path / "policy.safetensors", tmp_path / "moved.safetensors"
+    policy.save(file)
+    result = train(tmp_path / "run", policy=file)
+    recorded = tmp_path / "run" / "recipe.json"
+    file.rename(moved)
+    policy.sampler_only().save(tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=r"is of another run: its policy_sha256 is '[0-9a-f]{16}', not"):
+        train(tmp_path / "run", resume=True, policy=tmp_path / "other.safetensors")
+    assert json.loads(recorded.read_text())["policy"] == str(file)
+    assert train(tmp_path / "run", resume=True, policy=moved) == result
+    assert json.loads(recorded.read_text())["policy"] == str(moved)
+    run.as_it_was(tmp_path / "run", run.Place(), QUIET)
+    policy.sampler_only().save(moved)
+    with pytest.raises(ValueError, match=rf"was trained under another policy than {moved} is now; put that"):
+        run.as_it_was(tmp_path / "run", run.Place(), QUIET)
+
+
 def test_a_checkpoint_leaves_out_what_the_policy_file_holds(
     uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ from metaaugment.training.look import Look
 from metaaugment.training.machine import deterministic, machine
 from metaaugment.training.progress import Bar, Lines, TensorBoard, duration, number_of
 from metaaugment.training.schedule import cosine
-from metaaugment.training.trainer import Phase, Trainer, Watcher
+from metaaugment.training.trainer import Phase, Trainer, Watcher, check_identity
 
 # Seconds that restarted processes wait for those before them to release the folder.
 DYING = 30.0
@@ -59,6 +59,7 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
         stack.enter_context(deterministic() if place.deterministic else contextlib.nullcontext())
         result = first(lambda: _enter(out, resumed, stack))
         if result is not None:
+            first(lambda: _note_policy(experiment, out))
             console.print(f"{out} is finished already.")
             return result
         reader = Reader(place.readers, place.corrupt == "skip")
@@ -110,6 +111,16 @@ def _enter(out: Path, resumed: bool, stack: contextlib.ExitStack) -> dict[str, A
     if resumed and (out / run_folder.RESULT).exists():
         return run_folder.read_json(out / run_folder.RESULT)
     return None
+
+
+def _note_policy(experiment: Experiment, out: Path) -> None:
+    """Note where the policy of a finished run lies now, once it is known to be the same policy."""
+    recipe = experiment.recipe
+    if read_recipe(out / run_folder.RECIPE).anchored().policy == recipe.policy:
+        return
+    now = {"policy": str(recipe.policy), "policy_sha256": experiment.policy_digest()}
+    check_identity(out / checkpoint.LAST, checkpoint.of_run(out)["identity"], now)
+    run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())
 
 
 def _in_words(error: Exception, recipe: Recipe, place: Place, out: Path) -> Exception | None:
@@ -195,6 +206,11 @@ def as_it_was(folder: Path, place: Place, console: Console) -> Trainer:
             raise ValueError(
                 f"{folder} was trained on other data than {experiment.data.name} has now: images were added, removed "
                 "or changed since, or --data is another folder; restore the images, or correct --data"
+            )
+        if state["identity"].get("policy_sha256") not in (None, experiment.policy_digest()):
+            raise ValueError(
+                f"{folder} was trained under another policy than {experiment.policy_name} is now; put that one back, "
+                f"or say where it lies: {place.command(experiment.recipe.name, folder)} --policy FILE"
             )
         training.load_learned(state)
     return training
