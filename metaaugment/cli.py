@@ -483,9 +483,7 @@ def searcher_of(system: str, name: str, act: "Callable[[Kind, Recipe, Any, Place
     ) -> Any:
         return act(kind, recipe, settings, place)
 
-    # In the list of all recipes, only what differs from one to the next.
-    about = f"{cleandoc(kind.settings.__doc__ or '')}\n\n" if name in args else ""
-    search.__doc__ = f"{about}Data: {trial.dataset}; network: {trial.network}."
+    search.__doc__ = f"Data: {trial.dataset}; network: {trial.network}."
     search.__defaults__ = (trial, kind.settings(), Place())
     return search
 
@@ -523,10 +521,13 @@ def searching(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     act = partial(search, console=Patient(), said=said(args))
     app = tyro.extras.SubcommandApp()
     for system, kind in searches().items():
-        on = tyro.extras.SubcommandApp()
+        on, about = tyro.extras.SubcommandApp(), cleandoc(kind.settings.__doc__ or "")
         for name in recipes_of(args[2:3]):
-            on.command(name=name)(searcher_of(system, name, act))
-        app.command(on, name=system, help=cleandoc(kind.settings.__doc__ or ""))
+            command = searcher_of(system, name, act)
+            if name in args:  # else it stands in a list, with what differs from one to the next
+                command.__doc__ = f"{about}\n\n{command.__doc__}"
+            on.command(name=name)(command)
+        app.command(on, name=system, help=about)
     return app
 
 

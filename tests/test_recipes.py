@@ -307,11 +307,12 @@ def test_nesterov_needs_momentum() -> None:
 
 
 def test_phases_leave_an_epoch_to_learn() -> None:
-    """Of the method alone: the others have one phase."""
+    """Where a policy is learned: the other methods have one phase, and so has training under a policy file."""
     with pytest.raises(ValueError, match=r"--epochs is 80; it must be larger than .* --frozen-epochs \(40 \+ 40\)"):
         recipe("imagenet-resnet-50", epochs=80).check()
     recipe("imagenet-resnet-50", epochs=81).check()
     recipe("imagenet-resnet-50", epochs=80, method="randaugment").check()
+    recipe("imagenet-resnet-50", epochs=30, policy=Path("policy.safetensors")).check()
 
 
 def test_an_unknown_method_has_a_near_one() -> None:

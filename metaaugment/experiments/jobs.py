@@ -317,7 +317,7 @@ class Search(Work):
             self._check_settings(self.folder, _read(record, AWAY), AWAY, recorded)
         if self.finished:
             if not self.begun:
-                raise ValueError(f"{self.folder} has a policy, but no {record.name} that says what was searched; {AWAY}")
+                raise ValueError(f"{self.folder} has a policy, but no {record.name} that says of which search; {AWAY}")
             self._check_policy(self.folder / run_folder.POLICY, AWAY, recorded)
 
     def _check_policy(self, file: Path, way: str, recorded: Recorded) -> None:

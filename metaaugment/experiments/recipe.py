@@ -232,12 +232,12 @@ class Recipe:
                 f"--policy is {self.policy}, which --method {self.method} does not use; leave out one of the two"
             )
         self._check_randaugment()
-        if self.method == "metaaugment":
+        if self.learns:
             learning = self.epochs - self.random_epochs - self.frozen_epochs
             enough = learning > 0 or not (self.random_epochs or self.frozen_epochs)
             both = f"{self.random_epochs} + {self.frozen_epochs}"
             self._refuse("epochs", enough, f"larger than --random-epochs plus --frozen-epochs ({both})")
-            if self.transfer and self.policy is None:
+            if self.transfer:
                 raise ValueError(
                     f"{self.name} is trained under a policy that was learned before; name its file with --policy FILE, "
                     "or choose another --method"
