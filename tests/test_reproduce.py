@@ -391,7 +391,7 @@ def test_a_policy_of_nobody_knows_what_search_is_refused(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"dada-search cannot be understood: the recipe field 'name' is missing; move"):
         plan_of(search)
     (search.folder / "search.json").unlink()
-    with pytest.raises(ValueError, match=r"dada-search has a policy, but no search\.json that says of which search; move"):
+    with pytest.raises(ValueError, match=r"has a policy, but no search\.json that says of which search; move"):
         plan_of(search)
 
 
