@@ -275,7 +275,7 @@ def test_flags_that_a_search_has_no_use_for(changes: dict[str, Any], place: Plac
 
 def test_a_precision_that_a_search_does_not_have_is_refused_before_it_begins(tmp_path: Path) -> None:
     place = Place(out=tmp_path / "s", precision="float64")
-    with pytest.raises(ValueError, match="--precision is float64, which only metaaugment train supports; leave it out, or"):
+    with pytest.raises(ValueError, match="--precision is float64, which only train supports; leave it out, or"):
         search(finder(), recipe(), Settings(), place, QUIET)
     assert not (tmp_path / "s").exists()
 

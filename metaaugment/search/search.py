@@ -59,7 +59,7 @@ def search(
         flag = "--policy" if recipe.policy is not None else "--tensorboard"
         raise ValueError(f"{flag} is not used by a search; leave it out")
     if place.precision == "float64":
-        raise ValueError("--precision is float64, which only metaaugment train supports; leave it out, or choose float32")
+        raise ValueError("--precision is float64, which only train supports; leave it out, or choose float32")
     if recipe.method != kind.system:
         raise ValueError(f"--method is {recipe.method!r}; this is the search of {kind.system}; leave out the flag")
     settings.check()
