@@ -523,6 +523,13 @@ def test_phases_on_purpose_are_not_warned_of(tmp_path: Path) -> None:
     assert said(write_run(tmp_path / "run", rows, random_epochs=4, frozen_epochs=5)) == ""
 
 
+def test_a_transfer_has_no_phases(tmp_path: Path) -> None:
+    """The recipe of ImageNet has them also under a policy file, where all of its epochs count."""
+    rows = [row(e, effective_samples=0.2) for e in range(1, 31)]
+    run = write_run(tmp_path / "run", rows, random_epochs=40, frozen_epochs=40, policy="p.safetensors")
+    assert said(run).startswith("Weights collapsed: 20% of a mini-batch")
+
+
 def test_policy_saturated(tmp_path: Path) -> None:
     """The course of a run on Omniglot with four copies; once it lasts, it is not said to be idle as well."""
     course = [0.95] * 8 + [0.85, 0.7, 0.65, 0.6, 0.58, 0.34, 0.965] + [0.999] * 5

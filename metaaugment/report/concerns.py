@@ -157,7 +157,12 @@ def concerns(run: Run) -> list[str]:
 
 
 def _learning(run: Run) -> np.ndarray:
-    """The epochs in which the policy learns: before them weights are equal on purpose, after them it is frozen."""
+    """The epochs in which the policy learns: before them weights are equal on purpose, after them it is frozen.
+
+    Under a policy file there are no such phases, and all epochs count.
+    """
+    if not run.learns:
+        return np.ones(len(run.epochs), dtype=bool)
     before, behind = (run.count(key) or 0 for key in ("random_epochs", "frozen_epochs"))
     return (run.epochs > before) & (run.epochs <= (run.planned or math.inf) - behind)
 
