@@ -25,7 +25,7 @@ def understood(commands: Sequence[Sequence[str]], monkeypatch: pytest.MonkeyPatc
     """What each command would do, in a word or two; one that is refused ends the test."""
     asked = []
     monkeypatch.setattr(run, "train", lambda recipe, *more: asked.append(recipe.name))
-    monkeypatch.setattr(searching, "search", lambda kind, recipe, *more: asked.append(f"{kind.system} {recipe.name}"))
+    monkeypatch.setattr(searching, "search", lambda kind, r, *_, **__: asked.append(f"{kind.system} {r.name}"))
     monkeypatch.setattr(reproduce, "reproduce", lambda rows, *more: asked.append(rows[0].table))
     monkeypatch.setattr(download, "get", lambda name, *more: asked.append(name))
     monkeypatch.setattr(export, "learned_policy", lambda folder: MagicMock(save=lambda *_: asked.append("export")))

@@ -620,11 +620,11 @@ def test_what_another_process_does_meanwhile_is_no_failure(tmp_path: Path, monke
     with stack:
         queue.run(None)
         assert (queue.waiting, queue.failed) == ([job], {})
-        assert "another process trains" in queue.held_up(tmp_path / "R.md")[job]
+        assert "another process is training" in queue.held_up(tmp_path / "R.md")[job]
     log = job.folder.with_name(f"{job.name}.log").read_text()
     assert f"{job.folder} exists already; continue its run" in log
     assert job.taken(log)  # also once the other one has stopped: then it is gone on with
-    assert job.taken(f"another process trains into {job.folder}; wait for it, or choose another --out")
+    assert job.taken(f"another process is training into {job.folder}; wait for it, or choose another --out")
     assert not job.taken("there is no such data set")
     stand_in(monkeypatch)
     queue.run(None)

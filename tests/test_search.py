@@ -169,7 +169,7 @@ def test_a_policy_of_other_images_of_ones_own_may_have_seen_the_test_images(
     one, more = (write_folder(tmp_path / name, {"cat": n, "dog": n}) for name, n in (("one", 20), ("more", 25)))
     place = Place(data=one, device="cpu", workers=0)
     file = search(finder(), mine, Settings(), replace(place, out=tmp_path / "s"), QUIET)
-    note = f"--policy {file} was learned on other images than those of this run; if it has seen some of these"
+    note = f"--policy {file} was learned on other images than those of this run; if it has seen some of the test images"
     for data in (one, more):
         prepare(replace(mine, policy=file), replace(place, data=data), Console(soft_wrap=True))
         assert (note in capsys.readouterr().out) == (data == more)

@@ -547,7 +547,7 @@ def test_trials_that_fail_in_ray_name_a_command_that_can_be_copied_to_a_shell(
     monkeypatch.setattr(ray_population, "_share", lambda *_: {"cpu": 1})
     monkeypatch.setattr(ray_population, "_tuner", lambda *_: SimpleNamespace(fit=lambda: failed))
     lab = laboratory(tmp_path / "one of mine", small())
-    with pytest.raises(ValueError, match=r"the first by: the disk is full; .* --resume '/.*/one of mine'$"):
+    with pytest.raises(ValueError, match=r"the first with: the disk is full; .* --resume '/.*/one of mine'$"):
         ray_population.RayPopulation(2, None).evolve(lab, TWO, 4, 1)
 
 

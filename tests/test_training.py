@@ -652,7 +652,7 @@ def test_a_finished_run_is_told_where_its_policy_lies_and_is_looked_at_under_no_
     recorded = tmp_path / "run" / "recipe.json"
     file.rename(moved)
     policy.sampler_only().save(tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=r"is of another run: its policy_sha256 is '[0-9a-f]{16}', not"):
+    with pytest.raises(ValueError, match=r"belongs to another run: its policy_sha256 is '[0-9a-f]{16}', not"):
         train(tmp_path / "run", resume=True, policy=tmp_path / "other.safetensors")
     assert json.loads(recorded.read_text())["policy"] == str(file)
     assert train(tmp_path / "run", resume=True, policy=moved) == result
