@@ -413,6 +413,15 @@ def test_a_trial_without_its_checkpoint_is_not_begun_again(whole: Path, tmp_path
         resume(out, small())
 
 
+def test_a_population_that_is_lost_is_not_begun_again(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "search"
+    shutil.copytree(whole, out)
+    for file in ("policy.json", "population.json"):
+        (out / file).unlink()
+    with pytest.raises(ValueError, match=r"population\.json is missing; restore it, or begin another search"):
+        resume(out, small())
+
+
 def test_it_says_how_far_it_is(tmp_path: Path) -> None:
     lab = laboratory(tmp_path, small())
     said: list[str] = []

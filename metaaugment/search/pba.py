@@ -75,6 +75,8 @@ def find(lab: Laboratory, settings: Settings) -> Schedule:
         with understood(file):
             generations = len(intervals(epochs, settings.interval))
             _check(read_json(file), functions, settings.trials, generations)
+    elif any(row["generation"] > 0 for row in lab.trials()):
+        raise ValueError(f"{file} is missing; restore it, or begin another search with --out")
     return functions.schedule(evolve(lab, functions, settings.trials, settings.interval))
 
 
