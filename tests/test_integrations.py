@@ -773,17 +773,9 @@ def test_what_is_refused_in_hugging_faces_trainer(tmp_path: Path) -> None:
 WORLD = 2
 
 
-class Strided(ma.TransformationSampler):
-    """Draws for the global mini-batch and keeps this process's samples, which are each `WORLD`-th."""
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> ma.Transformation:
-        world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-        return super().sample(n * world, generator)[rank::world]
-
-
 class Dealt(ma.TransformationSampler):
-    """For a learner, which takes its part of what is drawn for the global mini-batch: such that this is each `WORLD`-th
-    sample, as Lightning deals them out."""
+    """For a learner or a learned policy, which takes its part of what is drawn for the global mini-batch: such that
+    this is each `WORLD`-th sample, as Lightning and timm deal them out."""
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> ma.Transformation:
         world = dist.get_world_size() if dist.is_initialized() else 1
@@ -853,7 +845,7 @@ def half_worker(rank: int, folder: str) -> None:
 
 def hook_loss(network: nn.Module, part: slice) -> Tensor:
     images, labels, policy = photos()[part], (torch.arange(N) % CLASSES)[part], learned()
-    policy.sampler, p = Strided(), policy.probabilities
+    policy.sampler, p = Dealt(), policy.probabilities
     policy.sampler.probabilities.copy_(p)
     hook = PolicyMixup(policy, *IMAGENET, num_classes=CLASSES)
     inputs, targets = hook(Normalization(*IMAGENET)(images), labels)
