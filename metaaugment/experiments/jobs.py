@@ -60,6 +60,10 @@ class Work(ABC):
         """The name of its folder, among those of its row."""
 
     @abstractmethod
+    def check(self, recorded: Recorded) -> None:
+        """Refuse a folder that holds other work than this."""
+
+    @abstractmethod
     def words(self) -> list[str]:
         """The arguments that the program is called with."""
 
@@ -190,7 +194,7 @@ class Job(Work):
     def recipe(self) -> Recipe:
         return self.row.run(self.entry, self.seed, self.epochs, self.policy)
 
-    def check(self) -> None:
+    def check(self, recorded: Recorded | None = None) -> None:
         """Refuse a folder that holds a different run."""
         if not self.begun and not self.finished:
             return
@@ -198,12 +202,12 @@ class Job(Work):
         if not self.begun:
             raise ValueError(f"{self.folder} has a result, but no {run_folder.RECIPE} that says what was run; {AWAY}")
         try:
-            recorded = Recipe.from_json(run_folder.read_json(file))
+            begun_with = Recipe.from_json(run_folder.read_json(file))
         except ValueError as error:
             raise ValueError(f"{file} cannot be understood: {error}; {AWAY}") from None
         recipe = self.recipe
         for name in (field.name for field in fields(Recipe)):
-            found, meant = getattr(recorded, name), getattr(recipe, name)
+            found, meant = getattr(begun_with, name), getattr(recipe, name)
             if _written_alike(found) != _written_alike(meant):
                 raise ValueError(f"{self.folder} was begun with {flag(name)} {found}, but {self} has {meant}; {AWAY}")
 

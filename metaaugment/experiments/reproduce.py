@@ -62,14 +62,9 @@ def planned(
         for seed in range(seeds) for row in rows for entry in row.entries if not entries or entry.name in entries
     ]  # fmt: skip
     missing = [job for job in jobs if not job.result.exists()]
-    for job in missing:
-        job.check()
     sources = {source.folder: source for job in missing if (source := job.source) is not None}
-    for source in sources.values():
-        if isinstance(source, Search):
-            source.check(recorded)
-        elif isinstance(source, Job):
-            source.check()
+    for work in (*missing, *sources.values()):
+        work.check(recorded)
     for job in {(job.row.recipe, job.entry.name): job for job in missing}.values():
         job.check_policy()
     searches = {search.folder: search for job in missing if isinstance(search := job.waits_for, Search)}
@@ -200,8 +195,8 @@ class Queue:
         for job in self.waiting:
             if job.busy:
                 why[job] = (
-                    f"{job}: another process is training into {job.folder}; once that has ended, the same command "
-                    "keeps its result"
+                    f"{job}: {run_folder.refusals(job.folder)[0]}; once that has ended, the same command keeps its "
+                    "result"
                 )
             elif job.waits_for is not None and job.waits_for.folder not in own:
                 why[job] = f"{job} waits for the policy of {job.waits_for.made_by(report)}"

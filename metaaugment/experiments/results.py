@@ -60,7 +60,7 @@ def read_result(file: Path) -> Result:
                 "restore an intact copy"
             )
     if not isinstance(result.get("recipe") or {}, dict):
-        raise ValueError(f"{file} is damaged: its recipe is not an object of fields and values; take an intact copy")
+        raise ValueError(f"{file} is damaged: its recipe is not an object of fields and values; restore an intact copy")
     machine = result.get("machine")
     if not (isinstance(machine, dict) and "hardware" in machine and "commit" in result):
         raise ValueError(

@@ -84,18 +84,13 @@ def _fast() -> Entry:
 
 def _changed(name: str, **changes: Any) -> Entry:
     """The fast joint training with some settings changed."""
-    return Entry(f"fast-{name}", {"method": "metaaugment", **FAST, **changes}, apart=True)
+    return Entry(name, {"method": "metaaugment", **FAST, **changes}, apart=True)
 
 
 # Images to choose by, in place of the test images: half of the validation images, or a fifth of the training images. On
 # CIFAR-100 the former are 500, on which accuracy has a standard error of two points.
 HALVES: dict[str, Any] = {"held_back": 0.5}
 FIFTH: dict[str, Any] = {"held_back": 0.2, "held_back_from": "training"}
-
-
-def _learner(name: str, changes: Mapping[str, Any], judged_by: Mapping[str, Any]) -> Entry:
-    """The fast joint training with some settings changed, as a candidate judged on held-back images."""
-    return Entry(name, {**judged_by, "method": "metaaugment", **FAST, **changes}, apart=True)
 
 
 def _mt(figure: str = "") -> Entry:
@@ -110,12 +105,12 @@ def _under(row: str, figure: str = "") -> Entry:
 
 # The paper's ablations, on the fast joint training. The policy's rate grows with the steps between its updates.
 CHANGED = (
-    *(_changed(f"epsilon-{epsilon:g}", epsilon=epsilon) for epsilon in (0.0, 0.5, 1.0)),
-    _changed("no-embedding", policy_network="feature-policy"),
-    _changed("own-extractor", extractor="own"),
-    _changed("rejecting", policy_network="rejecting-policy-network"),
-    _changed("fixed-alpha", learn_alpha=False),
-    *(_changed(f"every-{every}", every=every, policy_lr=1e-3 * every) for every in (1, 4, 16)),
+    *(_changed(f"fast-epsilon-{epsilon:g}", epsilon=epsilon) for epsilon in (0.0, 0.5, 1.0)),
+    _changed("fast-no-embedding", policy_network="feature-policy"),
+    _changed("fast-own-extractor", extractor="own"),
+    _changed("fast-rejecting", policy_network="rejecting-policy-network"),
+    _changed("fast-fixed-alpha", learn_alpha=False),
+    *(_changed(f"fast-every-{every}", every=every, policy_lr=1e-3 * every) for every in (1, 4, 16)),
 )
 
 # What might learn more than the paper's learner. COSINE: under a constant rate the weights keep growing sharper at the
@@ -141,19 +136,19 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "many-cosine": {**COSINE, "policy_batch": 512},
 }
 REHEARSED = (
-    _learner("rehearsed-fast", {}, HALVES),
-    _learner("rehearsed-fast-single", SINGLE, HALVES),
-    _learner("rehearsed-fast-single-predicting", {**SINGLE, **PREDICTING}, HALVES),
+    _changed("rehearsed-fast", **HALVES),
+    _changed("rehearsed-fast-single", **HALVES, **SINGLE),
+    _changed("rehearsed-fast-single-predicting", **HALVES, **SINGLE, **PREDICTING),
 )
 TRIED = (
-    *(_learner(f"tried-{name}", changes, FIFTH) for name, changes in LEARNERS.items()),
+    *(_changed(f"tried-{name}", **FIFTH, **changes) for name, changes in LEARNERS.items()),
     *(Entry(f"tried-{name}", {**FIFTH, "method": name}, apart=True) for name in ("randaugment", "trivialaugment")),
 )
 # Tried, of no help, and removed from the program: p from the fourth power of the average outputs, alone and with
 # learned magnitudes. Their results stay, and name the commit at which they can be run again.
 GONE = ("tried-power-4-cosine", "tried-magnitudes-cosine")
 # What is left to run on the test images after the rehearsals on both data sets: a falling rate.
-CHOSEN = _changed("cosine", **COSINE)
+CHOSEN = _changed("fast-cosine", **COSINE)
 
 ROWS: dict[str, Row] = {
     row.recipe: row

@@ -132,11 +132,11 @@ class Workbench:
     def take(self, number: int, folder: Path, policy: Policy, until: int) -> Trainer:
         """The trainer, with what a trial's folder has of it, or with a new network; to train up to an epoch."""
         if not (folder / checkpoint.LAST).exists():
-            fresh, _ = self._make(number, folder)
-            fresh.save()
-            fresh.checkpoints.wait()
-        if self._made is None:
-            self._made = self._make(number, folder)
+            fresh = self._make(number, folder)
+            fresh[0].save()
+            fresh[0].checkpoints.wait()
+            self._made = self._made or fresh
+        self._made = self._made or self._make(number, folder)
         trainer, sampler = self._made
         trainer.take_up(folder, until)
         sampler.follow(policy)

@@ -358,9 +358,11 @@ def _restore(optimizer: Optimizer, entries: Mapping[int, Mapping[str, Any]]) -> 
         return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for place, parameter in enumerate(parameters):
-        for name, value in optimizer.state[parameter].items():
+        kept, new = optimizer.state[parameter], entries.get(place, {})
+        assert new.keys() <= kept.keys()
+        for name, value in kept.items():
             if isinstance(value, Tensor):
-                value.copy_(entries.get(place, {}).get(name, torch.zeros_like(value)))
+                value.copy_(new.get(name, torch.zeros_like(value)))
 
 
 def _lay_out(optimizer: Optimizer) -> None:
