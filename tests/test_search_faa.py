@@ -33,10 +33,11 @@ from metaaugment.experiments.place import Place
 from metaaugment.ops import PAPER_OPS
 from metaaugment.search import crew, faa, studies
 from metaaugment.search.faa import Fold, Settings, divide, propose
+from metaaugment.search.file_lock import FileLock
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.search import search
-from metaaugment.search.studies import FileLock, JournalLock
+from metaaugment.search.studies import JournalLock
 from metaaugment.training.interruption import Interrupted, Interruption
 
 from endings import Killed
@@ -421,7 +422,7 @@ def test_what_a_process_has_to_say_reaches_the_user_as_one_sentence(tmp_path: Pa
     # The place where a network would be trained is taken.
     (tmp_path / "fold-0").write_text("")
     with pytest.raises(OSError, match="fold-0"):
-        faa._work_together(laboratory(tmp_path), replace(SMALL, folds=1), "key", 1, lambda: None)
+        crew.share(laboratory(tmp_path), 1, faa._share, (replace(SMALL, folds=1), "key"), lambda: None)
 
 
 def unreadable(file: Path, interruption: Interruption) -> None:

@@ -1,6 +1,7 @@
 """The search of population based augmentation: its rules by hand, its search stopped anywhere, and with Ray."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -30,6 +31,7 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.search import pba, population
+from metaaugment.search.file_lock import FileLock
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.population import Functions, Trial, Workbench, exploit, explore, intervals
@@ -426,8 +428,10 @@ def test_it_says_how_far_it_is(tmp_path: Path) -> None:
     lab = laboratory(tmp_path, small())
     said: list[str] = []
     lab = replace(lab, console=Console(width=200, force_terminal=False, file=Sink(said)))
-    for done in range(1, 33):
-        population.tell(lab, done, 32, 0.5)
+    progress = population.Progress(lab, 8, 1)
+    for done in range(32):
+        lab.note(population.row(done % 8, done // 8, range(1), 0.5, 1.0, []))
+        progress.look()
     assert len(said) == 10
     assert said[-1] == "32 of 32 intervals; best validation accuracy 50.00%"
 
@@ -454,6 +458,61 @@ def test_image_files(tmp_path: Path) -> None:
     assert (found.epochs, found.space) == (2, "metaaugment")
 
 
+# -- several processes -----------------------------------------------------------------------------------------------
+
+
+def by_place(out: Path) -> list[dict[str, Any]]:
+    """The rows in the order of a single process, without their seconds."""
+    return [without_seconds(row) for row in sorted(rows(out), key=lambda row: (row["generation"], row["trial"]))]
+
+
+def test_two_processes_of_which_one_is_killed_find_what_one_finds(whole: Path, tmp_path: Path) -> None:
+    """The other takes over its trial, from the last checkpoint of it, and each of the rows is that of one process."""
+    out, struck = tmp_path / "search", []
+
+    def kill_one() -> None:
+        until((out / "population.json").exists)  # in the second generation
+        worker = multiprocessing.active_children()[0]
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        struck.append(worker)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    file = begin(out, small(), replace(SETTINGS, processes=2))
+    killer.join()
+    assert [worker.exitcode for worker in struck] == [-signal.SIGKILL]
+    assert published.find(file) == published.find(whole / "policy.json")
+    assert by_place(out) == by_place(whole)
+
+
+def test_processes_stop_at_a_signal_and_another_number_of_them_goes_on(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "search"
+
+    def ask() -> None:
+        until((out / "population.json").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    with pytest.raises(Interrupted):
+        begin(out, small(), replace(SETTINGS, processes=2))
+    asker.join()
+    assert 4 <= len(rows(out)) < 16
+    assert published.find(resume(out, small())) == published.find(whole / "policy.json")
+    assert by_place(out) == by_place(whole)
+
+
+def test_a_trial_that_another_process_trains_is_left_to_it(tmp_path: Path) -> None:
+    """Until it is noted, or the others are in the next generation."""
+    lab = laboratory(tmp_path, small())
+    functions = pba._functions(SETTINGS, lab.recipe)
+    trials = population.Population(lab, functions, 4, 1)
+    with FileLock(tmp_path / "trial-02.lock"):
+        passed = [trials._passed(trial, functions.start(), 0, resumed=False) for trial in trials.trials]
+    assert passed == [True, True, False, True]
+    assert [row["trial"] for row in rows(tmp_path)] == [0, 1, 3]
+
+
 # -- what it is asked for --------------------------------------------------------------------------------------------
 
 
@@ -463,6 +522,8 @@ def test_image_files(tmp_path: Path) -> None:
         ({"trials": 1}, "--trials is 1; it must be a whole number of at least 2"),
         ({"interval": 0}, "--interval is 0; it must be a whole number of at least 1"),
         ({"ray_workers": 0}, "--ray-workers is 0; it must be a whole number of at least 1"),
+        ({"processes": 0}, "--processes is 0; it must be a whole number of at least 1"),
+        ({"processes": 2, "ray_workers": 2}, "--processes is 2, but Ray starts its own; leave out one of the two"),
         ({"functions": "papers"}, r"--functions is 'papers' \(did you mean paper\?\); choose one of paper, pba"),
         ({"interval": 4}, "--interval is 4, but a trial has 4 epochs, so that no policy would ever change; choose"),
     ],

@@ -6,10 +6,62 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
+import torch
+from rich.console import Console
+
 from metaaugment.data import CorruptImage
+from metaaugment.experiments.experiment import data_of
+from metaaugment.experiments.place import Place
+from metaaugment.experiments.recipe import Recipe
+from metaaugment.search.laboratory import Laboratory
 from metaaugment.training.interruption import Interrupted, Interruption
+
+
+def share(
+    lab: Laboratory, processes: int, target: Callable[..., None], arguments: Sequence[Any], look: Callable[[], None]
+) -> None:
+    """Call target(lab, index, *arguments) in several processes, each with a laboratory of its own, spread over the
+    GPUs; `look` is called repeatedly meanwhile.
+
+    What a killed process leaves unfinished, the others may do; the caller starts what is left again.
+    """
+    before = len(lab.trials())
+
+    def meanwhile() -> None:
+        look()
+        lab.stop_if_asked()
+
+    tasks = [(target, lab.recipe, lab.place, lab.folder, processes, index, arguments) for index in range(processes)]
+    dead = work(_take_part, tasks, meanwhile)
+    look()  # at what the last of them noted on its way out
+    if dead and len(lab.trials()) == before:
+        raise ValueError(
+            f"{len(dead)} of {processes} processes were killed, exit status {dead[0]}, before a trial was finished; "
+            "check that there is memory for all of them, or search with fewer --processes"
+        )
+    if dead:
+        lab.say(f"{len(dead)} of {processes} processes were killed; their unfinished work is done by others")
+
+
+def _take_part(
+    target: Callable[..., None],
+    recipe: Recipe,
+    place: Place,
+    folder: Path,
+    processes: int,
+    index: int,
+    arguments: Sequence[Any],
+    interruption: Interruption,
+) -> None:
+    torch.set_num_threads(max(1, torch.get_num_threads() // processes))
+    data = data_of(recipe, place, Console(quiet=True))
+    lab = Laboratory(recipe, place, data, folder, Console(quiet=True), interruption)
+    if lab.device.type == "cuda":
+        torch.cuda.set_device(index % torch.cuda.device_count())
+    target(lab, index, *arguments)
 
 
 def work(target: Callable[..., None], tasks: Sequence[tuple[Any, ...]], meanwhile: Callable[[], None]) -> list[int]:

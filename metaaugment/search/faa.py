@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int64
-from rich.console import Console
 from torch import Tensor, nn
 
 from metaaugment.baselines import published
@@ -41,19 +40,17 @@ from metaaugment.data import DataSet
 from metaaugment.data.augment import Augmentation
 from metaaugment.data.batches import Reader, on_device, once
 from metaaugment.data.splits import Split, apportion, split
-from metaaugment.experiments.experiment import data_of
 from metaaugment.experiments.flags import refuse
-from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import INDEX, OPS, PAPER_OPS
 from metaaugment.search import crew
+from metaaugment.search.file_lock import FileLock
 from metaaugment.search.laboratory import Laboratory, another_tenth
 from metaaugment.search.records import understood
-from metaaugment.search.studies import STUDIES, FileLock, claim, finished, give_up, open_studies, running, value
+from metaaugment.search.studies import STUDIES, claim, finished, give_up, open_studies, running, value
 from metaaugment.seeds import FOLD, PROPOSAL, TRIAL, derived_seed
 from metaaugment.training.evaluation import evaluating
 from metaaugment.training.folder import SEARCH, TRIALS, read_json
-from metaaugment.training.interruption import Interruption
 from metaaugment.training.log import Row
 from metaaugment.training.progress import number_of
 from metaaugment.training.trainer import Trainer, Watcher
@@ -129,7 +126,7 @@ def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
         if min(settings.processes, missing) == 1:
             _work(lab, settings, studies, 0, progress.look)
         else:
-            _work_together(lab, settings, key, min(settings.processes, missing), progress.look)
+            crew.share(lab, min(settings.processes, missing), _share, (settings, key), progress.look)
         if settings.storage is not None:
             _await_others(lab, studies)
 
@@ -430,36 +427,9 @@ def _work(
             search(lab, settings, trained, studies[fold], look)
 
 
-def _work_together(lab: Laboratory, settings: Settings, key: str, processes: int, look: Callable[[], None]) -> None:
-    """Work in several processes, which begin with different folds and then help each other, until done or dead."""
-    before = len(lab.trials())
-
-    def meanwhile() -> None:
-        look()
-        lab.stop_if_asked()
-
-    tasks = [(lab.recipe, lab.place, lab.folder, settings, key, index) for index in range(processes)]
-    dead = crew.work(_share, tasks, meanwhile)
-    look()  # at what the last of them noted on its way out
-    if dead and len(lab.trials()) == before:
-        raise ValueError(
-            f"{len(dead)} of {processes} processes were killed, exit status {dead[0]}, before a trial was finished; "
-            "check that there is memory for all of them, or search with fewer --processes"
-        )
-    if dead:
-        lab.say(f"{len(dead)} of {processes} processes were killed; their unfinished work is started again")
-
-
-def _share(
-    recipe: Recipe, place: Place, folder: Path, settings: Settings, key: str, index: int, interruption: Interruption
-) -> None:
-    """What one of several processes does."""
-    torch.set_num_threads(max(1, torch.get_num_threads() // settings.processes))
-    data = data_of(recipe, place, Console(quiet=True))
-    lab = Laboratory(recipe, place, data, folder, Console(quiet=True), interruption)
-    if lab.device.type == "cuda":
-        torch.cuda.set_device(index % torch.cuda.device_count())
-    _work(lab, settings, _studies(folder, settings, key), index, lambda: None)
+def _share(lab: Laboratory, index: int, settings: Settings, key: str) -> None:
+    """What one of several processes does: they begin with different folds, and then help each other."""
+    _work(lab, settings, _studies(lab.folder, settings, key), index, lambda: None)
 
 
 def _await_others(lab: Laboratory, studies: "Sequence[Study]") -> None:

@@ -7,7 +7,7 @@ SEARCHES: dict[str, Kind] = {
     kind.system: kind
     for kind in (
         Kind("faa", faa.Settings, faa.find, faa.trial, faa.work, ("processes", "storage"), faa.ROW),
-        Kind("pba", pba.Settings, pba.find, pba.trial, pba.work, ("ray_workers", "address"), pba.ROW),
+        Kind("pba", pba.Settings, pba.find, pba.trial, pba.work, ("processes", "ray_workers", "address"), pba.ROW),
         Kind("dada", dada.Settings, dada.find, dada.trial, dada.work, row=dada.ROW),
         Kind("autoaugment", auto_augment.Settings, auto_augment.find, auto_augment.trial, row=auto_augment.ROW),
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from metaaugment.baselines.schedule import Schedule
@@ -43,8 +44,11 @@ class Settings:
     """Epochs between changes of the population."""
     functions: Literal["paper", "pba"] = "paper"
     """Functions to use: the paper's 14 in the recipe's space, or PBA's own 15 in AutoAugment's."""
+    processes: int = 1
+    """Processes of this machine that share the trials, spread over the GPUs; what is found is the same with any
+    number of them."""
     ray_workers: int | None = None
-    """Train this many trials at a time, with Ray; by default one after the other, without Ray."""
+    """Train this many trials at a time, with Ray, which does not wait for all trials between generations."""
     address: str | None = None
     """Address of a Ray cluster, such as HOST:6379; all of its machines need access to the folder of the search."""
 
@@ -52,8 +56,15 @@ class Settings:
         refuse("trials", self.trials, self.trials >= 2, "a whole number of at least 2")
         refuse("interval", self.interval, self.interval >= 1, "a whole number of at least 1")
         one_of(self.functions, ("paper", "pba"), "--functions")
+        refuse("processes", self.processes, self.processes >= 1, "a whole number of at least 1")
         many = self.ray_workers is None or self.ray_workers >= 1
         refuse("ray_workers", self.ray_workers, many, "a whole number of at least 1")
+        if self.processes > 1 and self.by_ray:
+            raise ValueError(f"--processes is {self.processes}, but Ray starts its own; leave out one of the two")
+
+    @property
+    def by_ray(self) -> bool:
+        return self.ray_workers is not None or self.address is not None
 
 
 def find(lab: Laboratory, settings: Settings) -> Schedule:
@@ -65,11 +76,11 @@ def find(lab: Laboratory, settings: Settings) -> Schedule:
             "choose a smaller one, or more --epochs"
         )
     functions = _functions(settings, lab.recipe)
-    evolve, by_ray = population.evolve, settings.ray_workers is not None or settings.address is not None
-    if lab.trials() and by_ray != (lab.folder / RAY_FOLDER).exists():
-        way = "leave out --ray-workers and --address" if by_ray else "give --ray-workers N, or --address"
-        raise ValueError(f"{lab.folder} was begun {'without' if by_ray else 'with'} Ray; {way}")
-    if by_ray:
+    evolve = partial(population.evolve, processes=settings.processes)
+    if lab.trials() and settings.by_ray != (lab.folder / RAY_FOLDER).exists():
+        way = "leave out --ray-workers and --address" if settings.by_ray else "give --ray-workers N, or --address"
+        raise ValueError(f"{lab.folder} was begun {'without' if settings.by_ray else 'with'} Ray; {way}")
+    if settings.by_ray:
         evolve = _ray(settings)
     elif (file := lab.folder / POPULATION).exists():
         with understood(file):

@@ -1,7 +1,7 @@
 """A population of networks that train side by side: the worst continue from the best, under changed policies.
 
-Population based training (Jaderberg et al. 2017) as population based augmentation uses it (Ho et al. 2019), one trial
-after the other on one device.
+Population based training (Jaderberg et al. 2017) as population based augmentation uses it (Ho et al. 2019), on one
+machine.
 """
 
 import gc
@@ -9,7 +9,7 @@ import itertools
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -23,6 +23,8 @@ from metaaugment.experiments.experiment import Experiment
 from metaaugment.learner import Learner
 from metaaugment.policy import UniformPolicy
 from metaaugment.sealed import write_atomically
+from metaaugment.search import crew
+from metaaugment.search.file_lock import FileLock
 from metaaugment.search.laboratory import Laboratory, another_tenth
 from metaaugment.seeds import EVOLUTION, MEMBER, derived_seed
 from metaaugment.training import checkpoint
@@ -36,6 +38,7 @@ QUANTILE = 0.25  # share of the population that is replaced by better trials
 COPIES = 2  # of each function, each with its own probability and level
 MAX_TENTHS, MAX_LEVEL = 10, 9
 ANEW = 0.2  # probability that a number is drawn anew
+PATIENCE = 0.05  # seconds between looks at trials that other processes train
 SCALE = 10  # the level of full strength, which a policy does not reach: its levels end at 9
 
 # For each function in turn, its probability in tenths and its level.
@@ -178,6 +181,14 @@ class Trial:
         trainer.run()
         return trainer.log.rows[-1]["val_accuracy"], before + time.perf_counter() - started
 
+    @property
+    def epoch(self) -> int:
+        """The epochs that its checkpoint has been trained through."""
+        _check_begun(self.folder)
+        state = checkpoint.load(self.folder)
+        assert state is not None
+        return state["epoch"]
+
     def go_on_from(self, folder: Path) -> None:
         """Replace this trial's network, optimizer and lineage by those of the checkpoint in another folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -205,43 +216,117 @@ def _check_begun(folder: Path) -> None:
         raise ValueError(f"{folder} has no {checkpoint.LAST} any more; begin another search with --out")
 
 
-def evolve(lab: Laboratory, functions: Functions, number: int, interval: int) -> list[Policy]:
-    """Train `number` trials, generation by generation; returns the lineage of the best one.
+class Population:
+    """Trials that train generation by generation, in any number of processes that share the folder of a search.
 
     `population.json` has the current generation and its policies. It is written once all copies for that generation are
     made, and trials that were copied do not train on before then: whenever the search stops, its files suffice to
-    resume it.
+    resume it. What a trial does depends on its checkpoint and its policy alone, and generations wait for all trials, so
+    neither the number of processes nor their speed changes what is found.
     """
-    workbench = Workbench(lab, functions)
-    trials = [Trial(workbench, place, lab.folder / f"trial-{place:02d}") for place in range(number)]
-    generations, file = intervals(lab.recipe.epochs, interval), lab.folder / POPULATION
-    known = {(row["trial"], row["generation"]): row["objective"] for row in lab.trials()}
-    state = read_json(file) if file.exists() else {"generation": 0, "policies": [functions.start()] * number}
-    resumed = state["generation"] if known else None
+
+    def __init__(
+        self,
+        lab: Laboratory,
+        functions: Functions,
+        number: int,
+        interval: int,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.lab, self.functions, self.look = lab, functions, look
+        self.generations = intervals(lab.recipe.epochs, interval)
+        workbench = Workbench(lab, functions)
+        self.trials = [Trial(workbench, place, lab.folder / f"trial-{place:02d}") for place in range(number)]
+
+    def train(self) -> None:
+        """Train trials, beside other processes that do the same, until all are through the last generation."""
+        resumed = True
+        while True:
+            generation, policies = self._state()
+            left = list(zip(self.trials, policies, strict=True))
+            while left := [work for work in left if not self._passed(*work, generation, resumed)]:
+                if self._state()[0] != generation:  # the others are done with it, and train these in the next one
+                    break
+                self.lab.stop_if_asked()
+                time.sleep(PATIENCE)
+            if generation + 1 == len(self.generations):
+                return
+            self._breed(generation)
+            resumed = False
+
+    def best(self) -> Trial:
+        """The trial with the highest objective in the last generation."""
+        return self.trials[ranked(self._objectives(len(self.generations) - 1))[-1]]
+
+    @property
+    def finished(self) -> bool:
+        known, last = noted(self.lab), len(self.generations) - 1
+        return all((trial.number, last) in known for trial in self.trials)
+
+    def _passed(self, trial: Trial, policy: Policy, generation: int, resumed: bool) -> bool:
+        """Train a trial through a generation if nobody has yet; returns False if another process is training it.
+
+        Where the search resumes, a trial that is noted is looked at, too: its checkpoint may have been put back to an
+        earlier one, and then it makes up for what is missing.
+        """
+        epochs = self.generations[generation]
+        with FileLock(self.lab.folder / f"{trial.folder.name}.lock").attempt() as free:
+            if not free:
+                return False
+            is_noted = (trial.number, generation) in noted(self.lab)
+            if not is_noted or (resumed and trial.epoch < epochs.stop):
+                self.lab.stop_if_asked()
+                objective, seconds = trial.advance(policy, epochs)
+                if not is_noted:
+                    self.lab.note(row(trial.number, generation, epochs, objective, seconds, policy))
+                    self.look()
+        return True
+
+    def _breed(self, generation: int) -> None:
+        """Make the next generation, unless another process has."""
+        with FileLock(self.lab.folder / "population.lock"):
+            now, policies = self._state()
+            if now != generation:
+                return
+            random = Random(derived_seed(self.lab.recipe.seed, EVOLUTION, generation))
+            for loser, winner in exploit(self._objectives(generation), random).items():
+                self.trials[loser].go_on_from(self.trials[winner].folder)
+                policies[loser] = explore(policies[winner], random)
+            write_json(self.lab.folder / POPULATION, {"generation": generation + 1, "policies": policies})
+
+    def _state(self) -> tuple[int, list[Policy]]:
+        """The generation that trains now, and its policies."""
+        file = self.lab.folder / POPULATION
+        if not file.exists():
+            return 0, [self.functions.start() for _ in self.trials]
+        state = read_json(file)
+        return state["generation"], state["policies"]
+
+    def _objectives(self, generation: int) -> list[float]:
+        known = noted(self.lab)
+        return [known[trial.number, generation] for trial in self.trials]
+
+
+def evolve(lab: Laboratory, functions: Functions, number: int, interval: int, processes: int = 1) -> list[Policy]:
+    """Train a population to the end, in this process or in several others; returns the lineage of the best trial."""
+    look = Progress(lab, number, interval).look
+    population = Population(lab, functions, number, interval, look)
     while True:
-        generation, policies = state["generation"], state["policies"]
-        for trial, policy in zip(trials, policies, strict=True):
-            noted = (trial.number, generation) in known
-            if noted and generation != resumed:
-                continue
-            # Where the search resumes, also a trial that is noted: its checkpoint may have been put back to an earlier
-            # one, and then it makes up for what is missing.
-            lab.stop_if_asked()
-            epochs = generations[generation]
-            objective, seconds = trial.advance(policy, epochs)
-            if not noted:
-                lab.note(row(trial.number, generation, epochs, objective, seconds, policy))
-                known[trial.number, generation] = objective
-                tell(lab, len(known), number * len(generations), max(known.values()))
-        objectives = [known[trial.number, generation] for trial in trials]
-        if generation + 1 == len(generations):
-            return lineage(trials[ranked(objectives)[-1]].folder)
-        random = Random(derived_seed(lab.recipe.seed, EVOLUTION, generation))
-        for loser, winner in exploit(objectives, random).items():
-            trials[loser].go_on_from(trials[winner].folder)
-            policies = [*policies[:loser], explore(policies[winner], random), *policies[loser + 1 :]]
-        state = {"generation": generation + 1, "policies": policies}
-        write_json(file, state)
+        if processes == 1:
+            population.train()
+        else:
+            crew.share(lab, min(processes, number), _take_part, (functions, number, interval), look)
+        if population.finished:
+            return lineage(population.best().folder)
+
+
+def _take_part(lab: Laboratory, index: int, functions: Functions, number: int, interval: int) -> None:
+    Population(lab, functions, number, interval).train()
+
+
+def noted(lab: Laboratory) -> dict[tuple[int, int], float]:
+    """The objectives noted so far, by trial and generation."""
+    return {(row["trial"], row["generation"]): row["objective"] for row in lab.trials()}
 
 
 def row(trial: int, generation: int, epochs: range, objective: float, seconds: float, policy: Policy) -> Row:
@@ -250,7 +335,16 @@ def row(trial: int, generation: int, epochs: range, objective: float, seconds: f
     return about | {"objective": objective, "seconds": seconds, "policy": policy}
 
 
-def tell(lab: Laboratory, done: int, total: int, best: float) -> None:
-    """Print a line after each tenth of the work."""
-    if another_tenth(done - 1, done, total):
-        lab.say(f"{done:,} of {total:,} intervals; best validation accuracy {best:.2%}")
+class Progress:
+    """Prints a line after each tenth of the intervals, from what is noted."""
+
+    def __init__(self, lab: Laboratory, number: int, interval: int) -> None:
+        self.lab, self.total = lab, number * len(intervals(lab.recipe.epochs, interval))
+        self.told = len(noted(lab))
+
+    def look(self) -> None:
+        found = noted(self.lab)
+        if another_tenth(self.told, len(found), self.total):
+            best = max(found.values())
+            self.lab.say(f"{len(found):,} of {self.total:,} intervals; best validation accuracy {best:.2%}")
+        self.told = len(found)

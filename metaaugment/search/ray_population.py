@@ -123,11 +123,12 @@ class RayPopulation:
 
     def evolve(self, lab: Laboratory, functions: Functions, number: int, interval: int) -> list[Policy]:
         """Like `population.evolve`; a killed worker costs the interval it was in."""
-        folder, generations = lab.folder.absolute(), intervals(lab.recipe.epochs, interval)
+        folder = lab.folder.absolute()
         place = replace(lab.place, out=None, resume=None)
         task = Task(lab.recipe, place, lab.data, folder, functions, interval, Path.cwd())
         shutil.rmtree(folder / ROOMS, ignore_errors=True)  # of workers that were killed
-        with _session(self.workers, self.address, lab.device.type), _watched(lab, number * len(generations)):
+        progress = population.Progress(lab, number, interval)
+        with _session(self.workers, self.address, lab.device.type), _watched(lab, progress):
             share = _share(self.workers, lab.device.type)
             trainable = tune.with_resources(tune.with_parameters(Worker, task=task), share)
             results = _tuner(folder / RAY_FOLDER, trainable, functions, number).fit()
@@ -266,18 +267,15 @@ def _nobody(address: str, why: str) -> str:
 
 
 @contextlib.contextmanager
-def _watched(lab: Laboratory, total: int) -> Iterator[None]:
+def _watched(lab: Laboratory, progress: population.Progress) -> Iterator[None]:
     """Report progress, and after a signal stop Tune such that it can resume: it saves its state on SIGUSR1."""
     ended, handler = threading.Event(), signal.getsignal(signal.SIGUSR1)
 
     def watch() -> None:
-        told, over = len(_done(lab)), False
+        over = False
         while not over:
             over = ended.wait(0.5)
-            done = _done(lab)
-            for count in range(told + 1, len(done) + 1):
-                population.tell(lab, count, total, max(done.values()))
-            told = len(done)
+            progress.look()
             if lab.interruption.signum is not None and not over:
                 os.kill(os.getpid(), signal.SIGUSR1)
                 return
@@ -291,7 +289,3 @@ def _watched(lab: Laboratory, total: int) -> Iterator[None]:
         watcher.join()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR1, handler)
-
-
-def _done(lab: Laboratory) -> dict[tuple[int, int], float]:
-    return {(row["trial"], row["generation"]): row["objective"] for row in lab.trials()}

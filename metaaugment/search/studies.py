@@ -1,15 +1,15 @@
 """Optuna studies that several processes or machines share; a process that is killed leaves them intact."""
 
-import fcntl
 import json
 import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from metaaugment.sealed import first_line
+from metaaugment.search.file_lock import FileLock
 from metaaugment.search.records import understood
 
 if TYPE_CHECKING:
@@ -107,29 +107,6 @@ def claim(folder: Path, study: "Study", trials: int) -> "Trial | None":
         trial = study.ask()
         trial.set_user_attr("place", min(free))
         return trial
-
-
-class FileLock:
-    """A lock that one process holds at a time; that of a killed process is free at once."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self._held: IO[bytes] | None = None
-
-    def acquire(self) -> bool:
-        self._held = self.file.open("ab+")
-        fcntl.flock(self._held, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        assert self._held is not None
-        self._held.close()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class JournalLock(FileLock):
