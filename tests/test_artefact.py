@@ -56,9 +56,9 @@ def test_the_card_has_the_figures_of_another_network(method: str, words: str) ->
 
 
 def test_the_card_has_the_accuracy_of_the_run_that_made_it() -> None:
-    run, *others = (json.loads((RESULTS / f"metaaugment-fast-seed{seed}.json").read_text()) for seed in range(3))
+    run, *others = (json.loads(file.read_text()) for file in sorted(RESULTS.glob("metaaugment-fast-seed*.json")))
     own, *rest = (f"{100 * each['test_accuracy']:.2f}" for each in (run, *others))
-    assert f"| {own} ({', '.join(rest)}) | 1 (2) |" in CARD
+    assert f"| {own} ({', '.join(rest)}) | 1 ({len(rest)}) |" in CARD
     provenance = ma.LearnedPolicy.load(FILE).provenance
     assert provenance["test_accuracy"] == run["test_accuracy"]
     assert provenance["data"] == run["data"]["fingerprint"]

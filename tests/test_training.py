@@ -287,6 +287,12 @@ def test_a_result_names_every_commit_it_was_trained_at(stopped: Path, monkeypatc
     assert machine.continued(machine.continued(None, None), None) == "unknown", "what was installed"
 
 
+def test_whoever_copied_the_code_may_say_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is a repository: files of a later commit may have been copied over it."""
+    monkeypatch.setenv("METAAUGMENT_COMMIT", "a1")
+    assert machine.commit() == "a1"
+
+
 def test_a_checkpoint_from_before_that_record_is_continued(stopped: Path) -> None:
     state = sealed.load(stopped / checkpoint.LAST, "checkpoint")
     del state["commit"]

@@ -57,20 +57,22 @@ def machine(device: str) -> dict[str, str | int]:
 def commit() -> str | None:
     """The commit of the code if it runs from a checkout, with a + if files were changed since.
 
-    For code that was copied without its repository, METAAUGMENT_COMMIT says it.
+    METAAUGMENT_COMMIT says it for code that was copied without its repository, or over another state of it.
     """
+    if said := os.environ.get("METAAUGMENT_COMMIT"):
+        return said
     here = Path(__file__).parent
     git = ["git", "-C", str(here)]
     try:
         known = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True)
         if known.returncode:
-            return os.environ.get("METAAUGMENT_COMMIT")
+            return None
         head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run(
             [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True
         )
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("METAAUGMENT_COMMIT")
+        return None
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
