@@ -19,7 +19,17 @@ import tyro
 from torch import Tensor, nn
 
 import metaaugment as ma
-from metaaugment.hypergradient import Gradient, Pass, along_logits, difference, forward, moved, norm, step_length
+from metaaugment.hypergradient import (
+    Gradient,
+    Pass,
+    along_logits,
+    difference,
+    forward,
+    move_length,
+    moved,
+    norm,
+    step_length,
+)
 
 LENGTHS = (1e-5, 1e-4, 1e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 PRECISIONS = ("float32", "tf32", "bf16") if torch.cuda.is_available() else ("float32", "bf16")
@@ -62,7 +72,7 @@ def central_of_logits(training: Pass, v: Gradient, relative: float) -> Tensor:
 
 def moved_logits(training: Pass, v: Gradient, relative: float) -> tuple[Tensor, Tensor]:
     parameters = list(training.parameters.values())
-    h = relative * step_length(training, v) / (0.5 * training.precision ** (2 / 3))
+    h = relative * step_length(training, v) / move_length(training.precision)
     with torch.no_grad(), moved(parameters, v, h):
         return training.again(training.network), h
 

@@ -51,8 +51,8 @@ class CapturedStep:
         self, images: Tensor, labels: Tensor, validation_batches: Iterator[Batch] | None = None
     ) -> Observation:
         due = self.learner.due_at(self.learner.steps + 1)
-        if due and (validation_batches is None or self.policy_optimizer is None):
-            raise ValueError("this step updates the policy; it needs validation batches and the policy's optimizer")
+        if due and (self.policy_optimizer is None or validation_batches is None):
+            raise ValueError("this step updates the policy; it needs the policy's optimizer and validation batches")
         batch = (images, labels, *(next_batch(validation_batches) if due and validation_batches is not None else ()))
         self._set_rates()
         self.calls[due] += 1

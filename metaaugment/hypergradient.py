@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from jaxtyping import Float
@@ -33,6 +33,7 @@ Gradient = Sequence[Tensor]
 # A layer with this attribute declares that its backward pass is not the derivative of its forward pass; set to True, it
 # makes the layer use the expectation of its forward coefficient in both.
 EXPECTATION = "at_expectation"
+FINE = 1e-12  # relative error of one operation: float64 is below, float32 and coarser ones are above
 SCALE = 2.0**10  # of gradients during the backward pass
 
 
@@ -105,7 +106,7 @@ def forward(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
         tangents = zip(training.parameters.items(), v, strict=True)
         dual = {name: forward_ad.make_dual(w.detach(), tangent.to(w.dtype)) for (name, w), tangent in tangents}
         try:
-            tangent = forward_ad.unpack_dual(training.again(at(training.network, dual))).tangent
+            tangent = forward_ad.unpack_dual(training.again(partial(functional_call, training.network, dual))).tangent
         except NotImplementedError as error:
             raise NotImplementedError(
                 f"a layer has no forward mode, which route='forward' needs; use route='difference' ({error})"
@@ -117,12 +118,19 @@ def unrolled(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
     """Backward through the backward pass of the inner update: s is the derivative of ⟨Jᵀ V, v⟩ in V."""
     w = {name: parameter.detach().requires_grad_() for name, parameter in training.parameters.items()}
     with torch.enable_grad(), not_compiled():
-        losses = training.losses(training.again(at(training.network, w)))
+        losses = training.losses(training.again(partial(functional_call, training.network, w)))
         weights = torch.ones_like(losses, requires_grad=True)
         g = torch.autograd.grad(losses, list(w.values()), weights, create_graph=True, allow_unused=True)
         used = [(gradient, direction) for gradient, direction in zip(g, v, strict=True) if gradient is not None]
         along = torch.stack([(gradient * direction).sum() for gradient, direction in used]).sum()
-    return torch.autograd.grad(along, weights)[0]
+    try:
+        return torch.autograd.grad(along, weights)[0]
+    except RuntimeError as error:
+        if "derivative for" not in str(error):
+            raise
+        raise NotImplementedError(
+            f"a layer has no second derivative, which route='unrolled' needs; use route='difference' ({error})"
+        ) from error
 
 
 def along_logits(training: Pass, change: Float[Tensor, "n classes"]) -> Float[Tensor, " n"]:
@@ -135,11 +143,7 @@ def along_logits(training: Pass, change: Float[Tensor, "n classes"]) -> Float[Te
 
 @torch.no_grad()
 def step_length(training: Pass, v: Gradient) -> Tensor:
-    """h for which the move h v has the length ½ precision^(2/3), each tensor of w measured against its own size.
-
-    The error of a long move was seen to grow with about the square root of its length; that of a short one is rounding,
-    precision / length. The two are equal at that power. Measured early, midway and late in training, in float32, tf32
-    and bf16 (docs/decisions.md).
+    """h for which the move h v has the length `move_length`, each tensor of w measured against its own size.
 
     Measured against ‖w‖ as a whole, a gradient concentrated in a few small tensors, as at initialization, would move
     them too far. A tensor that is zero or tiny (a fresh head, a layer scale) counts as if its rows had length one, a
@@ -149,7 +153,17 @@ def step_length(training: Pass, v: Gradient) -> Tensor:
     size = torch.stack(torch._foreach_norm(w))
     least = _constant(tuple((p.numel() if p.ndim < 2 else len(p)) ** 0.5 for p in w), size.device)
     share = torch.stack(torch._foreach_norm(list(v))) / torch.maximum(size, least.to(size.dtype))
-    return 0.5 * training.precision ** (2 / 3) / share.norm().clamp(min=torch.finfo(size.dtype).tiny)
+    return move_length(training.precision) / share.norm().clamp(min=torch.finfo(size.dtype).tiny)
+
+
+def move_length(precision: float) -> float:
+    """½ precision^(2/3), or in float64 ½ precision^(1/2): where the error of a long move equals that of a short one.
+
+    That of a short one is rounding, precision / length. That of a long one was seen to grow with about the square root
+    of the length, measured early, midway and late in training, in float32, tf32 and bf16. A move in float64 is so short
+    that it passes hardly any kink of a ReLU, and the error grows with the length itself (docs/decisions.md).
+    """
+    return 0.5 * precision ** (1 / 2 if precision < FINE else 2 / 3)
 
 
 @cache
@@ -250,16 +264,6 @@ def refuse_reentrant(losses: Tensor) -> None:
                 "those layers; set use_reentrant=False"
             )
         left += [before for before, _ in node.next_functions]
-
-
-def at(network: nn.Module, parameters: dict[str, Tensor]) -> Callable[..., Tensor]:
-    """The network as a function at other parameters, its buffers copied so that the pass leaves no trace in them."""
-
-    def call(images: Tensor) -> Tensor:
-        buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-        return functional_call(network, (parameters, buffers), (images,))
-
-    return call
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,7 @@ from metaaugment.hypergradient import (
     inner_gradient,
     moved,
     norm,
+    not_compiled,
     other_buffers,
     outer_loss,
     refuse_reentrant,
@@ -126,8 +127,8 @@ class Learner:
             raise ValueError("DistributedDataParallel's static_graph=True allows one backward pass per step; drop it")
         _check_kinds(network, sampler, policy)
         self.network = network
-        self.parameters = self._trained()
-        like = next(iter(self.parameters.values()))
+        self.w = self._trained()
+        like = next(iter(self.w.values()))
         self.device, self.dtype = like.device, like.dtype
         self.sampler = sampler
         self.policy = policy
@@ -153,7 +154,7 @@ class Learner:
         self._not_finite: Tensor | None = None
         self._skipped = torch.zeros((), dtype=torch.long, device=like.device)
         self._checked: set[str] = set()
-        self._coarsest = max((w.dtype for w in self.parameters.values()), key=lambda dtype: torch.finfo(dtype).eps)
+        self._coarsest = max((w.dtype for w in self.w.values()), key=lambda dtype: torch.finfo(dtype).eps)
         self._check_parts()
         agree([*self.policy_parameters(), *self.policy.buffers()])
 
@@ -161,6 +162,7 @@ class Learner:
 
     def observe(self, images: Tensor, labels: Tensor) -> Observation:
         """Algorithm 1, lines 4 and 5: draw transformations, augment, and compute losses and weights."""
+        self._clamp_alpha()
         seen = self._see(images, labels)
         self.sampler.record(seen.transformation, seen.outputs.detach(), seen.losses.detach())
         self.steps += 1
@@ -170,10 +172,9 @@ class Learner:
     def look(self, images: Tensor, labels: Tensor, seed: int) -> Observation:
         """What `observe` would see with draws from this seed, without a trace: nothing is recorded, no statistics
         change, and no generator advances."""
-        network, gpu = bare(self.network), self.device.type == "cuda"
         before = None if self.generator is None else self.generator.get_state()
-        with torch.random.fork_rng([self.device] if gpu else []), no_draws(), ExitStack() as stack:
-            for module in (network, self.extractor, self.policy):
+        with no_draws(self.device), ExitStack() as stack:
+            for module in (bare(self.network), self.extractor, self.policy):
                 if module is not None:
                     stack.enter_context(undisturbed(module))
             torch.manual_seed(seed)
@@ -187,9 +188,8 @@ class Learner:
 
     def _see(self, images: Tensor, labels: Tensor) -> Observation:
         check_batch(images, labels, self.device, "training")
-        self.parameters = self._trained()
+        self.w = self._trained()
         with torch.no_grad():
-            self.alpha.clamp_(min=0)
             if self.copies > 1:
                 images, labels = images.repeat_interleave(self.copies, 0), labels.repeat_interleave(self.copies, 0)
             images = self.before(images) if self.before else images
@@ -234,6 +234,11 @@ class Learner:
         the same bit for bit, even after an exception.
         """
         check_batch(images, labels, self.device, "validation")
+        if seen.alignment is not None:
+            raise ValueError(
+                "the policy has had its gradient from this observation; observe again, or give policy_backward() all "
+                "validation images at once"
+            )
         if images.dtype != seen.images.dtype:
             theirs, ours = short(images.dtype), short(seen.images.dtype)
             raise ValueError(
@@ -242,7 +247,7 @@ class Learner:
             )
         own, g = self._inner_gradient(seen, retain_graph=not self.lagged)  # ŵ = w − α g is Eq. 2
         v = self._gradient_ahead(seen, g, images, labels)  # ∇ L_val(ŵ)
-        if self.route is ROUTES["difference"] and "repeatable" not in self._checked:
+        if "repeatable" not in self._checked:
             self._check_repeatable(seen)
         seen.alignment = self.alignment(seen, v)  # s = J v
         if self.extractor is not None:
@@ -252,7 +257,6 @@ class Learner:
         add_up(gradients)
         if self._finite(gradients):
             accumulate(learned, gradients)
-        seen.policy_moved = True
         if self.lagged:
             # Under DistributedDataParallel, which averages, each process leaves the whole sum; otherwise its own part.
             whole = g if self.network is not bare(self.network) else own
@@ -264,11 +268,12 @@ class Learner:
         If the gradient that backward leaves in `.grad` is not finite, all of `.grad` becomes zero, and the step is
         counted in `skipped`; an optimizer still applies its momentum and weight decay.
         """
-        anew = seen.policy_moved and seen.gradient is None
+        self._clamp_alpha()
+        anew = seen.alignment is not None and seen.gradient is None  # θ may have moved since, and is not lagged
         weights = self._judge_again(seen) if anew else seen.weights.detach()
         value = (weights * seen.losses).sum()
         if seen.gradient is not None:
-            known = [(w, g) for w, g in zip(self.parameters.values(), seen.gradient, strict=True) if g is not None]
+            known = [(w, g) for w, g in zip(self.w.values(), seen.gradient, strict=True) if g is not None]
             value = _Given.apply(value.detach(), [g for _, g in known], *(w for w, _ in known))
         elif self.network is not bare(self.network):
             # DistributedDataParallel averages over the processes, but the loss is a sum over them.
@@ -298,14 +303,16 @@ class Learner:
         """One whole iteration; if the policy is due, it takes the next validation batch."""
         if "optimizers" not in self._checked:
             self.check_optimizers(task_optimizer, policy_optimizer)
-            self._checked |= {"optimizers"} if policy_optimizer is not None else set()
-        seen = self.observe(images, labels)
-        if self.due:
-            if policy_optimizer is None or validation_batches is None:
-                raise ValueError("this step updates the policy; give step() its optimizer and validation batches")
-            self.policy_backward(seen, *next_batch(validation_batches))
-            self._update(policy_optimizer)
-        self.weighted_loss(seen).backward()
+            if policy_optimizer is not None:
+                self._checked.add("optimizers")
+        due = self.due_at(self.steps + 1)
+        if due and (policy_optimizer is None or validation_batches is None):
+            raise ValueError("this step updates the policy; it needs the policy's optimizer and validation batches")
+        seen = self.observe(images, labels)  # Algorithm 1, lines 4 and 5
+        if due and policy_optimizer is not None and validation_batches is not None:
+            self.policy_backward(seen, *next_batch(validation_batches))  # lines 6 and 7
+            self._update(policy_optimizer)  # line 8
+        self.weighted_loss(seen).backward()  # line 9
         self.add_up_gradients()
         self._update(task_optimizer)
         return seen
@@ -316,7 +323,7 @@ class Learner:
         For loops with several processes but without DistributedDataParallel, which does this itself.
         """
         if world_size() > 1 and self.network is bare(self.network):
-            add_up([w.grad for w in self.parameters.values() if w.grad is not None])
+            add_up([w.grad for w in self.w.values() if w.grad is not None])
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """θ, α, and the learned parameters of an extractor of the policy's own."""
@@ -364,6 +371,11 @@ class Learner:
 
     # -- the parts of a step ----------------------------------------------------------------------------------------
 
+    @torch.no_grad()
+    def _clamp_alpha(self) -> None:
+        """α is a step size: an optimizer may take it below 0, but no update uses it there."""
+        self.alpha.clamp_(min=0)
+
     def _update(self, optimizer: Optimizer) -> None:
         found, self._not_finite = self._not_finite, None
         if found is not None:
@@ -379,7 +391,7 @@ class Learner:
         """∇ Σ V_i L_i at w: this process's part, with None for unused parameters, and the sum over all processes."""
         refuse_reentrant(seen.losses)
         try:
-            own = inner_gradient(seen.losses, seen.weights, self.parameters, retain_graph)
+            own = inner_gradient(seen.losses, seen.weights, self.w, retain_graph)
         except RuntimeError as error:
             if "donated buffer" not in str(error):
                 raise
@@ -389,13 +401,13 @@ class Learner:
                 "torch._functorch.config.donated_buffer = False"
             ) from None
         parts = own if world_size() == 1 else [None if part is None else part.clone() for part in own]
-        g = filled(parts, list(self.parameters.values()))
+        g = filled(parts, list(self.w.values()))
         add_up(g)
         return own, g
 
     def _gradient_ahead(self, seen: Observation, g: list[Tensor], images: Tensor, labels: Tensor) -> list[Tensor]:
         """∇ L_val at ŵ = w − α g."""
-        with moved(list(self.parameters.values()), g, -self.alpha.detach()):
+        with moved(list(self.w.values()), g, -self.alpha.detach()):
             return self._validation_gradient(seen.replay, images, labels)
 
     def _outer_loss(self, seen: Observation) -> Tensor:
@@ -415,7 +427,7 @@ class Learner:
                 raise ValueError(
                     f"the policy gives {tuple(outputs.shape)} for {len(t)} samples; it must give one number each"
                 )
-            if not hasattr(self.policy, "normalize") and self._looked_at("outputs"):
+            if not hasattr(self.policy, "normalize") and self._to_check("outputs"):
                 check_outputs(outputs)
                 self._checked.add("outputs")
             return outputs, weigh(self.policy, outputs)
@@ -428,7 +440,8 @@ class Learner:
                 said = self.extractor(seen.inputs)
             features = self.features.take().to(self.alpha.dtype)
             more = evidence(self.policy, said, seen.labels)
-        return self._judge(features, seen.transformation, more)[1]
+        with undisturbed(self.policy):
+            return self._judge(features, seen.transformation, more)[1]
 
     def _pass(self, seen: Observation) -> Pass:
         """The training pass of a mini-batch, for the routes, which repeat it at other parameters."""
@@ -442,11 +455,11 @@ class Learner:
             with torch.autocast(self.device.type, enabled=False):
                 return self.loss(logits, seen.labels)
 
-        return Pass(network, self.parameters, seen.logits, again, losses, precision)
+        return Pass(network, self.w, seen.logits, again, losses, precision)
 
     def _validation_gradient(self, replay: Replay, images: Tensor, labels: Tensor) -> list[Tensor]:
         """∇ L_val at the current parameters, with batch statistics as in training; buffers do not change."""
-        network, w = bare(self.network), list(self.parameters.values())
+        network, w = bare(self.network), list(self.w.values())
         # Each process has its share of the validation batch; the sum over processes is the mean over the whole batch.
         count = total(torch.full_like(self.alpha.detach(), len(images)))
         v: list[Tensor] = []
@@ -456,7 +469,7 @@ class Learner:
                 with torch.autocast(self.device.type, replay.precision, replay.autocast, cache_enabled=False):
                     losses = self._losses(network(self.prepare(some)), theirs, "validation")
                 mean = torch.ones_like(losses) / count.to(losses.dtype)
-                own = filled(inner_gradient(losses, mean, self.parameters, retain_graph=False), w)
+                own = filled(inner_gradient(losses, mean, self.w, retain_graph=False), w)
                 v = list(torch._foreach_add(v, own)) if v else own
         add_up(v)
         return v
@@ -490,7 +503,7 @@ class Learner:
         return {m: {n: b if b is None else b.clone() for n, b in buffers.items()} for m, buffers in kept.items()}
 
     def _losses(self, logits: Tensor, labels: Tensor, what: str) -> Tensor:
-        if self._looked_at(what):
+        if self._to_check(what):
             check_logits(logits)
             (check_labels if self.loss is cross_entropy else check_highest)(logits, labels, what)
             self._checked.add(what)
@@ -519,8 +532,8 @@ class Learner:
 
     # -- what may go wrong --------------------------------------------------------------------------------------------
 
-    def _looked_at(self, what: str) -> bool:
-        """Whether to check these values: on a GPU only once, because the host has to wait for them."""
+    def _to_check(self, what: str) -> bool:
+        """Whether these values are still to be checked: on a GPU only once, because the host has to wait for them."""
         return self.device.type != "cuda" or what not in self._checked
 
     def check_optimizers(self, task: Optimizer, policy: Optimizer | None) -> None:
@@ -544,7 +557,7 @@ class Learner:
                 f"the policy's parameters are {theirs}; for a network of {self.dtype} they must be {self.alpha.dtype}: "
                 f"convert the policy with .to({self.alpha.dtype})"
             )
-        shared = set() if self.extractor is None else set(self.extractor.parameters()) & set(self.parameters.values())
+        shared = set() if self.extractor is None else set(self.extractor.parameters()) & set(self.w.values())
         if shared:
             raise ValueError(
                 f"the extractor shares {len(shared)} parameters with the task network, which would be learned twice; "
@@ -558,13 +571,18 @@ class Learner:
 
     @torch.no_grad()
     def _check_repeatable(self, seen: Observation) -> None:
-        """Check once that the pass repeated at w gives the same logits; a difference of two draws is no derivative."""
-        training = self._pass(seen)
-        again, logits = training.again(training.network), seen.logits.detach()
+        """Check once that the pass, repeated at w as the route repeats it, gives the same logits: the derivative of a
+        pass with other draws is not that of this one."""
+        training, eager = self._pass(seen), self.route is not ROUTES["difference"]
+        with not_compiled() if eager else nullcontext():
+            again, logits = training.again(training.network), seen.logits.detach()
         if norm([again - logits]) > training.precision**0.5 * norm([logits]):  # far more than rounding
+            name = self.route.__name__
+            way = ", or use route='difference': run eagerly, compiled dropout draws other numbers" if eager else ""
             raise ValueError(
-                "repeating the training pass gives different logits, so route='difference' cannot work; keep the "
-                "network's state in buffers, and draw random numbers from torch's, numpy's or Python's own generators"
+                f"repeating the training pass gives different logits, so route={name!r} cannot work; keep the "
+                "network's state in buffers, and draw random numbers from torch's, numpy's or Python's own "
+                f"generators{way}"
             )
         self._checked.add("repeatable")
 
@@ -586,7 +604,7 @@ class Learner:
         engine = torch.autograd.Variable._execution_engine
 
         def guard() -> None:
-            gradients = [w.grad for w in self.parameters.values() if w.grad is not None]
+            gradients = [w.grad for w in self.w.values() if w.grad is not None]
             if gradients and not self._finite(gradients):
                 torch._foreach_zero_(gradients)
 

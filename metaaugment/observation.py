@@ -29,7 +29,6 @@ class Observation:
     eyes: Replay | None = field(default=None, repr=False)  # of the policy's own extractor
     evidence: tuple[Tensor, ...] = field(default=(), repr=False)  # what else the policy sees
     alignment: Float[Tensor, " n"] | None = None  # s, on steps that update the policy
-    policy_moved: bool = False  # since the weights were computed
     gradient: list[Tensor | None] | None = field(default=None, repr=False)  # Eq. 2's, where it stands in for Eq. 4's
 
 

@@ -39,6 +39,11 @@ def normalize(outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     return outputs / total(outputs.sum())
 
 
+def positive(outputs: Float[Tensor, "n 1"]) -> Float[Tensor, " n"]:
+    """The outputs of a head, kept from underflowing: if all were zero, their weights would be 0 / 0."""
+    return outputs.squeeze(1).clamp(min=torch.finfo(outputs.dtype).tiny)
+
+
 class PolicyNetwork(nn.Module):
     """Embedding and feature each go through a layer of 100 and ReLU, then together to one sigmoid output (Sec. 4).
 
@@ -62,7 +67,7 @@ class PolicyNetwork(nn.Module):
     ) -> Float[Tensor, " n"]:
         check_features(features, self.feature)
         parts = [self.embedding(embedding), self.feature(features), *self.further(*evidence)]
-        return self.head(self.output(torch.cat(parts, dim=1).relu())).squeeze(1)
+        return positive(self.head(self.output(torch.cat(parts, dim=1).relu())))
 
     def further(self, *evidence: Tensor) -> list[Tensor]:
         """Hidden units that join those of embedding and feature, before ReLU."""
@@ -110,7 +115,7 @@ class FeaturePolicy(nn.Module):
 
     def forward(self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"]) -> Float[Tensor, " n"]:
         check_features(features, self.feature)
-        return self.head(self.output(self.feature(features).relu())).squeeze(1)
+        return positive(self.head(self.output(self.feature(features).relu())))
 
 
 class UniformPolicy(nn.Module):

@@ -46,7 +46,7 @@ class Replay:
                 with self._next_state():
                     yield
                 return
-            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), no_draws():
+            with no_draws(self.device):
                 torch.set_rng_state(self.cpu_state)
                 random.setstate(self.python_state)
                 np.random.set_state(self.numpy_state)
@@ -78,11 +78,13 @@ class Replay:
 
 
 @contextmanager
-def no_draws() -> Iterator[None]:
-    """Afterwards, Python's and numpy's generators go on as if unused: some layers draw from them (stochastic depth)."""
+def no_draws(device: torch.device) -> Iterator[None]:
+    """Afterwards the default generators go on as if unused: torch's on the CPU and on the device, and Python's and
+    numpy's, from which some layers draw (stochastic depth)."""
     before = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])

@@ -53,7 +53,14 @@ class TransformationSampler:
         """Collect the raw outputs P of a mini-batch; those that are not finite are left out."""
         functions = self.probabilities.shape[0]
         self.to(outputs.device)
-        pair = (transformation.first.long() * functions + transformation.second.long()).to(outputs.device)
+        pairs = torch.stack([transformation.first, transformation.second]).long().to(outputs.device)
+        # Not on a GPU, where the host would have to wait.
+        if outputs.device.type == "cpu" and (pairs >= functions).any():
+            raise ValueError(
+                f"the sampler has no place for function index {int(pairs.max())}; it draws functions 0 to "
+                f"{functions - 1}"
+            )
+        pair = pairs[0] * functions + pairs[1]
         outputs = outputs.detach().double()
         finite = outputs.isfinite()
         sums, counts = self.present.view(2, -1)

@@ -56,7 +56,7 @@ def assert_captured_equals_eager(eager: Joint, graph: Joint, steps: int) -> None
             graph.learner.sampler.update()
     assert eager.learner.steps == graph.learner.steps == steps
     torch.testing.assert_close(graph.learner.alpha, eager.learner.alpha, rtol=1e-4, atol=1e-6)
-    for one, other in zip(eager.learner.parameters.values(), graph.learner.parameters.values(), strict=True):
+    for one, other in zip(eager.learner.w.values(), graph.learner.w.values(), strict=True):
         torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6)
 
 

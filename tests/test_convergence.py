@@ -217,7 +217,7 @@ def test_the_constants_bound_what_a_step_does(eyes: Eyes) -> None:
     learner = problem.learner
     seen = learner.observe(*problem.train)
     found = convergence.look(problem, seen)
-    w, theta = list(learner.parameters.values()), learner.policy_parameters()
+    w, theta = list(learner.w.values()), learner.policy_parameters()
 
     def largest(values: Tensor, parameters: list[nn.Parameter]) -> float:
         rows = [torch.autograd.grad(v, parameters, retain_graph=True, allow_unused=True) for v in values]

@@ -76,11 +76,11 @@ def test_eq_4_takes_the_weights_of_the_updated_policy() -> None:
         outputs = joint.policy(seen.features, ma.embed(seen.transformation))
     new = outputs / outputs.sum()
     assert not torch.allclose(new, seen.weights)
-    expected = torch.autograd.grad((new * seen.losses).sum(), list(joint.parameters.values()), retain_graph=True)
+    expected = torch.autograd.grad((new * seen.losses).sum(), list(joint.w.values()), retain_graph=True)
     loss = joint.weighted_loss(seen)
     torch.testing.assert_close(loss, (new * seen.losses).sum())
     loss.backward()
-    for w, gradient in zip(joint.parameters.values(), expected, strict=True):
+    for w, gradient in zip(joint.w.values(), expected, strict=True):
         torch.testing.assert_close(w.grad, gradient)
 
 
@@ -89,12 +89,12 @@ def test_lagged_takes_the_gradient_at_hand() -> None:
     _, outer = optimizers(joint)
     seen = joint.observe(*data())
     expected = torch.autograd.grad(
-        (seen.weights.detach() * seen.losses).sum(), list(joint.parameters.values()), retain_graph=True
+        (seen.weights.detach() * seen.losses).sum(), list(joint.w.values()), retain_graph=True
     )
     joint.policy_backward(seen, *data())
     outer.step()
     (3 * joint.weighted_loss(seen)).backward()
-    for w, gradient in zip(joint.parameters.values(), expected, strict=True):
+    for w, gradient in zip(joint.w.values(), expected, strict=True):
         torch.testing.assert_close(w.grad, 3 * gradient)
 
 
@@ -178,6 +178,28 @@ def test_alpha_is_kept_at_or_above_zero() -> None:
         joint.alpha.fill_(-0.3)
     joint.observe(*data())
     assert joint.alpha.item() == 0
+
+
+def test_alpha_is_not_below_zero_between_steps() -> None:
+    """An optimizer took it there, and whoever logged it read a step size below zero."""
+    joint = learner()
+    seen = joint.observe(*data())
+    with torch.no_grad():
+        joint.alpha.fill_(-0.3)
+    joint.look(*data(), seed=1)
+    assert joint.alpha.item() == pytest.approx(-0.3)  # looking changes nothing
+    joint.weighted_loss(seen)
+    assert joint.alpha.item() == 0
+
+
+def test_a_step_that_is_refused_leaves_no_trace() -> None:
+    joint = learner()
+    before = state(joint.network)
+    with pytest.raises(ValueError, match="this step updates the policy"):
+        joint.step(*data(), torch.optim.SGD(joint.network.parameters(), 0.1))
+    assert joint.steps == 0
+    assert joint.sampler.present.sum() == 0
+    assert same(before, joint.network.state_dict())
 
 
 def test_alpha_of_zero_still_has_a_gradient() -> None:
@@ -306,6 +328,22 @@ def test_batch_statistics_move_once_an_iteration() -> None:
     assert joint.network.body[1].num_batches_tracked == 1
 
 
+def test_statistics_of_the_policy_move_once_an_iteration() -> None:
+    """Eq. 4 asks it again, after its update."""
+
+    class Normalized(ma.PolicyNetwork):
+        def __init__(self) -> None:
+            super().__init__(128)
+            self.norm = nn.BatchNorm1d(128)
+
+        def forward(self, features: Tensor, embedding: Tensor, *evidence: Tensor) -> Tensor:
+            return super().forward(self.norm(features), embedding)
+
+    joint = learner(policy=Normalized())
+    joint.step(*data(), *optimizers(joint), iter([data()]))
+    assert joint.policy.norm.num_batches_tracked == 1
+
+
 def test_dropout_is_replayed_and_the_generator_goes_on() -> None:
     """The alignment's pass draws what the training pass drew; what is drawn afterwards does not depend on it."""
     drawn: list[Tensor] = []
@@ -424,7 +462,7 @@ def test_layers_that_decide_by_other_generators_decide_alike_again(draw: Callabl
         random.seed(seed)
         np.random.seed(seed)
         seen = joint.observe(*data())
-        with no_draws():
+        with no_draws(torch.device("cpu")):
             expected = [draw() for _ in range(3)][1:]  # behind the validation pass, which draws a number of its own
         joint.policy_backward(seen, *data())
         joint.look(*data(), seed)
@@ -625,10 +663,15 @@ MISTAKES = {
         lambda: learner(InPlace()).observe(*data()),
         r"the network changes its input in place; let it work on a copy",
     ),
-    "draws of its own": (
-        lambda: (joint := learner(OwnDraws())).step(*data(), *optimizers(joint), iter([data()])),
-        r"repeating the training pass gives different logits, .*; keep the network's state in buffers, and draw random",
-    ),
+    **{
+        f"draws of its own, {route}": (
+            lambda route=route: (joint := learner(OwnDraws(), route=route)).step(
+                *data(), *optimizers(joint), iter([data()])
+            ),
+            rf"repeating the training pass gives different logits, so route='{route}' cannot work; keep the network's",
+        )
+        for route in ("difference", "forward", "unrolled")
+    },
     "validation images of another kind": (
         lambda: (joint := learner(prepare=lambda x: x / 255)).step(
             *data(), *optimizers(joint), iter([(data()[0] / 255, data()[1])])
@@ -653,7 +696,14 @@ MISTAKES = {
     ),
     "no validation": (
         lambda: (joint := learner()).step(*data(), torch.optim.SGD(joint.network.parameters(), 0.1)),
-        r"this step updates the policy; give step\(\)",
+        r"this step updates the policy; it needs the policy's optimizer and validation batches",
+    ),
+    "two gradients of one observation": (
+        lambda: (
+            [(joint := learner(), seen := joint.observe(*data()))]
+            and [joint.policy_backward(seen, *data()) for _ in range(2)]
+        ),
+        r"the policy has had its gradient from this observation; observe again, or give policy_backward\(\) all",
     ),
 }
 

@@ -170,3 +170,13 @@ def test_labels_that_no_clue_can_be_found_for() -> None:
         clues(torch.randn(2, 3), torch.rand(2, 3))
     ruled_out = torch.tensor([[0.0, 0.0, -math.inf]])
     assert clues(ruled_out, torch.tensor([0]))[0, 2].item() == pytest.approx(math.log(2) / math.log(3))
+
+
+@pytest.mark.parametrize("kind", [PolicyNetwork, FeaturePolicy])
+def test_outputs_that_underflow_give_equal_weights(kind: type) -> None:
+    """A policy that is driven far down: all sigmoids are zero in float32, and the weights were 0 / 0."""
+    policy = kind(8)
+    torch.nn.init.constant_(policy.output.bias, -200.0)
+    outputs = policy(torch.randn(5, 8), torch.randn(5, 28))
+    assert (outputs > 0).all()
+    torch.testing.assert_close(weigh(policy, outputs), torch.full((5,), 0.2))

@@ -161,3 +161,12 @@ def test_a_fixed_sampler_keeps_what_it_was_given() -> None:
     fixed = FixedSampler(p)
     p.zero_()
     assert fixed.probabilities.sum() == pytest.approx(1)
+
+
+def test_a_function_that_the_sampler_does_not_draw_is_not_recorded_as_another() -> None:
+    """(AutoContrast, Invert) was counted as (Equalize, AutoContrast)."""
+    sampler = ma.TransformationSampler()
+    t = ma.Transformation.draw(torch.tensor([0]), torch.tensor([14]))
+    with pytest.raises(ValueError, match="has no place for function index 14; it draws functions 0 to 13"):
+        sampler.record(t, torch.tensor([0.5]))
+    assert sampler.present.sum() == 0

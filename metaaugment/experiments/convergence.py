@@ -255,7 +255,7 @@ def run(eyes: Eyes, seed: int, horizon: int, stepped: Callable[[], None] = lambd
     learner = problem.learner
     with torch.no_grad():
         learner.alpha.fill_(rates.alpha)
-    w, theta = list(learner.parameters.values()), learner.policy_parameters()
+    w, theta = list(learner.w.values()), learner.policy_parameters()
     beginning = [parameter.detach().clone() for parameter in theta]
     task, outer = SGD(w, rates.gamma), SGD(theta, rates.beta)
     validation, training, drift, constants = [], [], [], []

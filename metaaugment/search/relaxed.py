@@ -263,7 +263,7 @@ class RelaxedLearner(Learner):
     def _along(self, seen: Observation, v: Sequence[Tensor]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
         """The change of the training pass from w − h v to w + h v, divided by 2 h: that of its losses, and that of the
         derivative of Σ V_i L_i in a shift of all inputs of each sample."""
-        network, w = bare(self.network), list(self.parameters.values())
+        network, w = bare(self.network), list(self.w.values())
         leaf = replace(seen, inputs=seen.inputs.detach().requires_grad_())
         training = self._pass(leaf)
         h, ends = step_length(training, v).detach(), []

@@ -176,7 +176,7 @@ class Trainer:
             "train_accuracy": train_accuracy,
             "val_loss": score.loss,
             "val_accuracy": score.top1,
-            "alpha": max(0.0, float(learner.alpha.detach())),  # as the next step uses it
+            "alpha": float(learner.alpha.detach()),
             "lr": self.rate(learner.steps - 1),
             "effective_samples": effective,  # 1 / ΣV², as a share of the mini-batch
             "skipped": learner.skipped,
@@ -359,7 +359,10 @@ def _restore(optimizer: Optimizer, entries: Mapping[int, Mapping[str, Any]]) -> 
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for place, parameter in enumerate(parameters):
         kept, new = optimizer.state[parameter], entries.get(place, {})
-        assert new.keys() <= kept.keys()
+        if foreign := new.keys() - kept.keys():
+            raise ValueError(
+                f"the checkpoint has {min(foreign)!r} of a parameter, for which this optimizer has no room"
+            )
         for name, value in kept.items():
             if isinstance(value, Tensor):
                 value.copy_(new.get(name, torch.zeros_like(value)))
@@ -383,7 +386,8 @@ def check_identity(file: Path, found: Mapping[str, Any], wanted: Mapping[str, An
     The file of a policy may have moved: if the checkpoint has its SHA-256, the policy is compared by that instead.
     """
     moved = {"policy"} if found.get("policy_sha256") is not None else set[str]()
-    for key in sorted((found.keys() & wanted.keys()) - moved):
+    both = (found.keys() & wanted.keys()) - moved
+    for key in sorted(both, key=lambda key: (key != "data", key)):  # what else is known of other data differs, too
         if found[key] == wanted[key]:
             continue
         if key == "data":
