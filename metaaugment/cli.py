@@ -157,17 +157,23 @@ class Patient(Console):
 
 def export(
     run: Annotated[Path, Positional, arg(help="Folder of a run.", metavar="RUN")],
-    file: Annotated[Path, Positional, arg(help="File to write the policy to.", metavar="FILE")],
+    file: Annotated[Path, Positional, arg(help="File to write to.", metavar="FILE")],
     half: Annotated[bool, arg(help="Write float16, half the size.")] = False,
     sampler_only: Annotated[bool, arg(help="Write only the distribution over transformations.")] = False,
+    network: Annotated[bool, arg(help="Write the trained network instead, of a run by any method.")] = False,
 ) -> None:
-    """Write the policy that a run has learned to a file."""
-    from metaaugment.experiments.export import learned_policy
+    """Write the policy that a run has learned to a file, or its network."""
+    from metaaugment.experiments.export import learned_policy, save_network
 
     if file.exists():
         raise ValueError(f"{file} exists already; choose another name, or remove it")
-    policy = learned_policy(run)
-    (policy.sampler_only() if sampler_only else policy).save(file, half)
+    if network and sampler_only:
+        raise ValueError("--sampler-only is of a policy, but --network writes the network; leave out one of the two")
+    if network:
+        save_network(run, file, half)
+    else:
+        policy = learned_policy(run)
+        (policy.sampler_only() if sampler_only else policy).save(file, half)
     print(file)
 
 

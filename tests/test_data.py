@@ -765,6 +765,13 @@ def test_split_folders_are_used(validation: str, tmp_path: Path) -> None:
     assert all(name.startswith(f"{validation}/") for name in names(data.val))
 
 
+def test_split_folders_named_training_and_testing(tmp_path: Path) -> None:
+    """They were taken for two classes."""
+    data = dataset("folder", write_folder(tmp_path, {"Training/a": 9, "Training/b": 9, "Testing/a": 3, "Testing/b": 4}))
+    assert data.classes == ("a", "b")
+    assert data.test.labels.bincount().tolist() == [3, 4]
+
+
 def test_val_stays_validation_and_the_test_is_cut_from_train(tmp_path: Path) -> None:
     write_folder(tmp_path, {"train/a": 10, "train/b": 10, "val/a": 2, "val/b": 2, "meta": 0}, side=4)
     data = dataset("folder", tmp_path, held_out=(0.1, 0.3))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from metaaugment.experiments import run
 from metaaugment.experiments.experiment import prepare
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
+from metaaugment.report.learned import shown
 from metaaugment.training import checkpoint
 from metaaugment.training import look as look_module
 from metaaugment.training.look import CONTRASTS, EXTREMES, QUANTILES, chosen, negatives
@@ -156,6 +158,16 @@ def test_which_samples_are_shown() -> None:
     assert set(weight[hard].tolist()) <= set(range(20))
     assert loss[hard].tolist() == sorted(loss[weight < 20].tolist(), reverse=True)[:CONTRASTS]
     assert loss[easy].tolist() == sorted(loss[weight >= 180].tolist())[:CONTRASTS]
+
+
+@pytest.mark.parametrize("n", [2, 5, 14, 20, 31])
+def test_of_few_samples_none_is_shown_as_high_and_as_low(n: int) -> None:
+    """As the report divides them: it had the same 16 samples under both headings."""
+    weight, loss = torch.randperm(n).float(), torch.rand(n)
+    seen = SimpleNamespace(pictures=SimpleNamespace(sample=chosen(weight, loss).tolist()))
+    parts = {name: {seen.pictures.sample[at] for at in places} for name, places in shown(seen).items()}
+    assert not (parts["high"] | parts["easy"]) & (parts["low"] | parts["hard"])
+    assert len(parts["high"]) == len(parts["low"]) == min(EXTREMES, n // 2)
 
 
 def test_fewer_samples_than_are_shown() -> None:

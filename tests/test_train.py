@@ -15,7 +15,8 @@ import torch
 import tyro
 from PIL import Image
 from rich.console import Console
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import metaaugment as ma
 from metaaugment import sealed
@@ -356,6 +357,29 @@ def test_what_has_learned_nothing_is_not_exported(tmp_path: Path, capsys: Captur
     sentence = refused(capsys, "export", tmp_path / "run", tmp_path / "p.safetensors")
     assert "was trained by baseline and has learned no policy" in sentence
     assert not (tmp_path / "p.safetensors").exists()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_exported_network_has_the_accuracy_of_the_run(half: bool, tmp_path: Path, capsys: Captured) -> None:
+    """From the file alone, with torch and safetensors; also of a run that has learned no policy."""
+    run, file = tmp_path / "run", tmp_path / "network.safetensors"
+    assert program("train", "digits", *QUICK, "--method", "baseline", "--out", run) == 0
+    assert program("export", run, file, "--network", *["--half"] * half) == 0
+    with safe_open(file, "pt") as opened:
+        about = {name: json.loads(text) for name, text in opened.metadata().items()}
+    recipe, result = about["provenance"]["recipe"], json.loads((run / "result.json").read_text())
+    data = ma.dataset("digits", size=recipe["size"], per_class=recipe["per_class"])
+    assert about["classes"] == list(data.classes)
+    network = ma.network(about["network"], about["num_classes"], about["channels"]).eval()
+    network.load_state_dict(load_file(file))
+    images = data.test.images / 255
+    mean, std = (torch.tensor(about[name])[:, None, None] for name in ("mean", "std"))
+    right = (network((images - mean) / std).argmax(1) == data.test.labels).double().mean().item()
+    assert right == pytest.approx(result["test_accuracy"], abs=0.01 if half else 1e-9)
+    again = [*QUICK, "--pretrained", file, "--out", tmp_path / "again"]
+    assert program("train", "digits", *again) == 0
+    sentence = refused(capsys, "export", run, tmp_path / "other", "--network", "--sampler-only")
+    assert "leave out one of the two" in sentence
 
 
 def test_a_policy_for_grey_images_is_refused_before_the_run_has_a_folder(tmp_path: Path, capsys: Captured) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from metaaugment.experiments import experiment, run
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import LEARNING, Recipe
+from metaaugment.learner import Learner
 from metaaugment.training import checkpoint, machine, trainer
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Row
@@ -260,6 +261,22 @@ def test_a_signal_stops_a_run_where_it_can_go_on(
     train(out, resume=True)
     assert rows(out) == rows(uninterrupted)
     assert_same(final(out), final(uninterrupted))
+
+
+def test_a_mistake_that_the_first_step_shows_leaves_the_folder_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a network needs another route: the corrected command was refused, and so was --resume with the flag."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise ValueError("another route")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "policy_backward", refuse)
+        with pytest.raises(ValueError, match="another route"):
+            run.train(small(epochs=1), run.Place(out=tmp_path / "run"), Console(quiet=True))
+    run.train(small(epochs=1, route="forward"), run.Place(out=tmp_path / "run"), Console(quiet=True))
+    assert (tmp_path / "run" / "result.json").exists()
 
 
 def test_who_stops_a_run_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,11 @@ from metaaugment.data.splits import Splits, split
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 KINDS = " ".join(extension.removeprefix(".") for extension in EXTENSIONS)
 # The names, in lower case, under which a tree may hold its splits.
-SPLIT_NAMES = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "val": ("val", "validation", "valid"),
+    "test": ("test", "testing"),
+}
 WORDS = {"val": "validation", "test": "the test"}
 SIZE = 224
 # Shares of each class held out for validation and for the test, where no folder gives them.
@@ -40,8 +44,9 @@ class Tree(NamedTuple):
 def read_folder(root: Path, seed: int, held_out: tuple[float, float] = HELD_OUT, size: int = SIZE) -> Splits:
     """A user's images: the splits that have a folder, and the others cut from the training images by the seed.
 
-    If train holds folders, it and its neighbors val (validation, valid) and test are splits; else the folders of the
-    root are the classes, whatever their names. Raises ValueError for a tree that cannot be read or split this way.
+    If train (training) holds folders, it and its neighbors val (validation, valid) and test (testing) are splits; else
+    the folders of the root are the classes, whatever their names. Raises ValueError for a tree that cannot be read or
+    split this way.
     """
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}; name one that holds a folder of images for each class")

@@ -1,10 +1,12 @@
-"""What a run has learned, as a policy to be used elsewhere."""
+"""What a run has learned, to be used elsewhere: its policy, and its network."""
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
 from metaaugment.data.augment import normalization
 from metaaugment.experiments.methods import METHODS
@@ -13,6 +15,7 @@ from metaaugment.experiments.results import accuracy_key
 from metaaugment.features import feature_dim
 from metaaugment.learner import Learner
 from metaaugment.networks import network
+from metaaugment.sealed import write_atomically
 from metaaugment.training import checkpoint
 from metaaugment.training import folder as run_folder
 from metaaugment.training.machine import machine
@@ -26,9 +29,33 @@ def learned_policy(folder: Path) -> LearnedPolicy:
         return _learned(folder, state)
 
 
-def _learned(folder: Path, state: dict[str, Any]) -> LearnedPolicy:
+def save_network(folder: Path, file: Path, half: bool = False) -> None:
+    """Write the task network of a run's last checkpoint, as plain safetensors such as `--pretrained` reads.
+
+    The metadata, JSON each, are what one has to know besides to use it: the network's name, the names of the classes
+    in the order of its outputs, the side of its inputs, and the mean and deviation that they are normalized by.
+    """
+    state = checkpoint.of_run(folder)
+    with checkpoint.understood(folder):
+        about, recipe = state["identity"], _recipe(state)
+        weights = {
+            name: value.half() if half and value.is_floating_point() else value
+            for name, value in state["network"].items()
+        }
+        names = ("classes", "num_classes", "channels", "sides", "mean", "std")
+        known = {name: about[name] for name in names if name in about}  # older checkpoints do not name the classes
+        known |= {"network": recipe.network, "provenance": _provenance(folder, recipe, state)}
+        content = save(weights, {name: json.dumps(value) for name, value in known.items()})
+    write_atomically(file, lambda part: part.write_bytes(content))
+
+
+def _recipe(state: dict[str, Any]) -> Recipe:
     about = state["identity"]  # under the checkpoint's seal, unlike recipe.json
-    recipe = Recipe.from_json({field.name: about[field.name] for field in fields(Recipe) if field.name in about})
+    return Recipe.from_json({field.name: about[field.name] for field in fields(Recipe) if field.name in about})
+
+
+def _learned(folder: Path, state: dict[str, Any]) -> LearnedPolicy:
+    about, recipe = state["identity"], _recipe(state)
     if not recipe.learns:
         under = f"under {recipe.policy}" if recipe.policy is not None else f"by {recipe.method}"
         raise ValueError(f"{folder} was trained {under} and has learned no policy; name a joint run of metaaugment")

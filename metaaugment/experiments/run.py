@@ -86,6 +86,11 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
             raise ValueError(
                 f"{error}; leave it out and continue with: {place.command(recipe.name, out, corrupt='skip')}"
             ) from None
+        except ValueError:
+            # A mistake that the first step shows: once it is fixed, the folder can be named again.
+            if rank() == 0:
+                run_folder.give_up(out, run_folder.RECIPE)
+            raise
         except (OSError, MemoryError, RuntimeError, EOFError) as error:
             if (sentence := _in_words(error, recipe, place, out)) is None:
                 raise
@@ -225,8 +230,9 @@ def read_recipe(file: Path) -> Recipe:
 
 
 def _about(data: DataSet) -> dict[str, Any]:
-    """What an exported policy has to know about the data, in types that survive JSON."""
+    """What an exported policy or network has to know about the data, in types that survive JSON."""
     return {
+        "classes": list(data.classes),
         "num_classes": data.num_classes,
         "channels": data.channels,
         "mean": list(data.mean),

@@ -101,13 +101,16 @@ class Look:
 def chosen(weight: Float[Tensor, " n"], loss: Float[Tensor, " n"]) -> Int64[Tensor, " m"]:
     """Which samples to show: the highest weights, the lowest, and those whose weight goes against their loss.
 
-    The latter are the highest losses among the lowest tenth of the weights, and the lowest among the highest tenth."""
+    The latter are the highest losses among the lowest tenth of the weights, and the lowest among the highest tenth. Of
+    few samples, no more than half count as high, and half as low.
+    """
     order = weight.argsort(stable=True)
-    tenth = max(CONTRASTS, len(order) // 10)
+    extremes, contrasts = (max(1, min(number, len(order) // 2)) for number in (EXTREMES, CONTRASTS))
+    tenth = max(contrasts, len(order) // 10)
     low, high = order[:tenth], order[-tenth:]
-    hard = low[loss[low].argsort(descending=True, stable=True)[:CONTRASTS]]
-    easy = high[loss[high].argsort(stable=True)[:CONTRASTS]]
-    return torch.cat([order.flip(0)[:EXTREMES], order[:EXTREMES], hard, easy])
+    hard = low[loss[low].argsort(descending=True, stable=True)[:contrasts]]
+    easy = high[loss[high].argsort(stable=True)[:contrasts]]
+    return torch.cat([order.flip(0)[:extremes], order[:extremes], hard, easy])
 
 
 @torch.no_grad()
