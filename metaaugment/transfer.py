@@ -298,7 +298,8 @@ class LearnedPolicy:
             ) from None
         found = cls(p, source, policy, extractor, provenance)
         assert found.eyes is not None
-        found.eyes.view(torch.zeros(1, source.channels, *source.size, dtype=torch.uint8, device=found.device))
+        black = torch.zeros(1, source.channels, *source.size, dtype=torch.uint8, device=found.device)
+        _check_num_classes(found.eyes.view(black)[1], num_classes)
         return found
 
     def digest(self) -> str:
@@ -433,6 +434,15 @@ def _check_fit(eyes: "Eyes", policy: nn.Module) -> None:
     layer = eyes.features.layers[0]
     if len(eyes.features.layers) == 1 and isinstance(layer, nn.Linear):
         check_features(torch.empty(0, layer.in_features), _feature_layer(policy))
+
+
+def _check_num_classes(logits: Any, num_classes: int) -> None:
+    # A policy that does not look at labels may see through a network whose outputs are no scores of classes.
+    if isinstance(logits, Tensor) and logits.ndim == 2 and logits.shape[1] not in (1, num_classes):
+        raise ValueError(
+            f"num_classes is {num_classes}, but the network that the policy sees through has {logits.shape[1]} "
+            f"outputs; give num_classes={logits.shape[1]}"
+        )
 
 
 def _as_json(provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -844,6 +844,26 @@ def test_a_network_by_the_wrong_name_is_refused() -> None:
         export(learner, "large-cnn")
 
 
+def test_num_classes_are_those_of_the_network() -> None:
+    """A policy that looks at labels would refuse classes that it has learned on."""
+    for policy in (ma.CluePolicy(8), ma.PolicyNetwork(8)):
+        learner = trained(Own(), policy)
+        for wrong in (CLASSES - 2, CLASSES + 1):
+            said = rf"num_classes is {wrong}, but the network .* has {CLASSES} outputs; give num_classes={CLASSES}$"
+            with pytest.raises(ValueError, match=said):
+                LearnedPolicy.from_learner(learner, None, wrong, MEAN, STD, SIDE)
+        assert LearnedPolicy.from_learner(learner, None, CLASSES, MEAN, STD, SIDE).source.num_classes == CLASSES
+
+
+def test_a_network_without_scores_of_classes_is_kept() -> None:
+    """As a policy that looks at no labels may see through: one number for each sample, a map, or several outputs."""
+    for change in (lambda x: x[:, :1], lambda x: x[:, :, None, None], lambda x: {"logits": x}):
+        extractor = Own()
+        extractor.register_forward_hook(lambda module, inputs, output, change=change: change(output))
+        learner = trained(ma.network("small-cnn", CLASSES), ma.PolicyNetwork(8), extractor=extractor)
+        assert export(learner, None).source.num_classes == CLASSES
+
+
 def test_mean_and_deviation_are_those_of_prepare() -> None:
     """Weights through others have nothing to do with those that were learned."""
     learner = trained(ma.network("small-cnn", CLASSES), prepare=None)
