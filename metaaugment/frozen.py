@@ -28,7 +28,7 @@ class Frozen(nn.Module):
         self.eval()
 
 
-class Judge(Frozen, Around):
+class FrozenPolicy(Frozen, Around):
     """A frozen policy, computed in its own precision whatever that of the features."""
 
     def __init__(self, policy: nn.Module) -> None:
@@ -42,7 +42,7 @@ class Judge(Frozen, Around):
         return super().forward(features.to(dtype), embedding.to(dtype), *evidence)
 
 
-class Eyes(Frozen):
+class FrozenExtractor(Frozen):
     """The frozen network that a policy sees through; like any extractor, it returns that network's logits.
 
     Inputs are first mapped to (inputs − shift) · scale, if shift and scale are given.

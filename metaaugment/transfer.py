@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from metaaugment import policy_file
 from metaaugment.distributed import drawn
 from metaaugment.embedding import K, embed
-from metaaugment.frozen import Eyes, Judge, check_channels
+from metaaugment.frozen import FrozenExtractor, FrozenPolicy, check_channels
 from metaaugment.learner import Learner
 from metaaugment.ops import PAPER_OPS, Space, find_space
 from metaaugment.policy import (
@@ -31,7 +31,6 @@ from metaaugment.policy import (
     check_sharpness,
     evidence,
     innermost,
-    normalize,
     seen_by,
     weigh,
 )
@@ -71,16 +70,16 @@ class LearnedPolicy:
         self.source = source
         self.provenance = _as_json(provenance or {})
         self.sampler = FixedSampler(probabilities.detach())
-        self.judge: Judge | None = None
-        self.eyes: Eyes | None = None
+        self.policy: FrozenPolicy | UniformPolicy = UniformPolicy()
+        self.extractor: FrozenExtractor | None = None  # with p alone
         if policy is not None and extractor is not None:
             _check_finite("theta", policy.state_dict())
             if isinstance(policy, RegressingPolicy):
                 check_sharpness(float(policy.sharpness))
             _check_finite("w", extractor.state_dict())
-            self.judge = Judge(policy)
-            self.eyes = _eyes(extractor, source, *_normalization(source.mean, source.std))
-            _check_fit(self.eyes, policy)
+            self.policy = FrozenPolicy(policy)
+            self.extractor = _frozen(extractor, source, *_normalization(source.mean, source.std))
+            _check_fit(self.extractor, policy)
             self.to(next(extractor.parameters()).device)
 
     # -- use --------------------------------------------------------------------------------------------------------
@@ -115,8 +114,7 @@ class LearnedPolicy:
         self, images: Tensor, transformation: Transformation, labels: Tensor | None = None
     ) -> Float[Tensor, " n"]:
         """V = P / ΣP of images that are already augmented, over the global mini-batch."""
-        outputs = self.outputs(images, transformation, labels)
-        return normalize(outputs) if self.judge is None else weigh(self.judge, outputs)
+        return weigh(self.policy, self.outputs(images, transformation, labels))
 
     @torch.no_grad()
     def outputs(
@@ -127,37 +125,36 @@ class LearnedPolicy:
         self._check_labels(images, labels)
         if len(images) != len(transformation):
             raise ValueError(f"{len(images)} images but {len(transformation)} transformations; give each image one")
-        if self.judge is None or self.eyes is None:
+        if self.extractor is None:
             return torch.ones(len(images), device=images.device, dtype=torch.float32)
         layout = torch.channels_last if images.device.type == "cuda" else torch.contiguous_format
-        features, logits = self.eyes.view(as_pixels(images).to(memory_format=layout))
+        features, logits = self.extractor.view(as_pixels(images).to(memory_format=layout))
         with torch.autocast(images.device.type, enabled=False):
-            more = () if labels is None else evidence(self.judge, logits, labels)
-            return self.judge(features, embed(transformation.to(images.device)), *more)
+            more = () if labels is None else evidence(self.policy, logits, labels)
+            return self.policy(features, embed(transformation.to(images.device)), *more)
 
     def parts(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> tuple[FixedSampler, nn.Module, nn.Module | None]:
         """Sampler, policy and extractor for a `Learner`, all frozen: copies, which stay in evaluation mode.
 
-            sampler, judge, eyes = policy.parts(mean, std)
-            learner = Learner(network, sampler, judge, extractor=eyes, space=policy.space, prepare=…)
+            sampler, frozen, extractor = policy.parts(mean, std)
+            learner = Learner(network, sampler, frozen, extractor=extractor, space=policy.space, prepare=…)
 
         Args:
             mean, std: those by which that learner's `prepare` normalises pixels in [0, 1], per channel; its inputs are
                 then converted to the extractor's own normalisation. If not given, `prepare` must use the policy's own.
                 For a learner without `prepare`, which only divides by 255, they are 0 and 1.
         """
-        sampler = FixedSampler(self.probabilities)
-        if self.judge is None or self.eyes is None:
-            return sampler, UniformPolicy(), None
+        sampler, policy = FixedSampler(self.probabilities), deepcopy(self.policy)
+        if self.extractor is None:
+            return sampler, policy, None
         if (mean is None) != (std is None):
             raise ValueError("parts() got only one of mean and std; give both, or neither for the policy's own")
         own = self.source
         given = own if mean is None or std is None else replace(own, mean=_numbers(mean), std=_numbers(std))
         between = (None, None) if given == own else _normalization(own.mean, own.std, given.mean, given.std)
-        eyes = _eyes(deepcopy(self.eyes.network), own, *between).to(self.device)
-        return sampler, Judge(deepcopy(self.judge.policy)), eyes
+        return sampler, policy, _frozen(deepcopy(self.extractor.network), own, *between).to(self.device)
 
     def sampler_only(self) -> "LearnedPolicy":
         """The part that looks at no image: p alone, a few KB; all weights are the same."""
@@ -166,10 +163,10 @@ class LearnedPolicy:
     def to(self, device: torch.device | str) -> "LearnedPolicy":
         """Move the policy to a device, and return it."""
         self.sampler.to(device)
-        if self.judge is not None and self.eyes is not None:
-            self.judge.to(device)
+        self.policy.to(device)
+        if self.extractor is not None:
             layout = torch.channels_last if torch.device(device).type == "cuda" else torch.contiguous_format
-            self.eyes.to(device, memory_format=layout)  # type: ignore[call-overload]
+            self.extractor.to(device, memory_format=layout)  # type: ignore[call-overload]
         return self
 
     @property
@@ -180,7 +177,12 @@ class LearnedPolicy:
     @property
     def needs_labels(self) -> bool:
         """Whether it looks at the labels of images."""
-        return self.judge is not None and bool(seen_by(self.judge))
+        return bool(seen_by(self.policy))
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """θ and w as they were given; none with p alone."""
+        return () if self.extractor is None else (self.policy.policy, self.extractor.network)  # type: ignore[return-value]
 
     @property
     def space(self) -> Space:
@@ -196,10 +198,10 @@ class LearnedPolicy:
         source = self.source
         height, width = source.size
         lines = [f"format       {FORMAT}"]
-        if self.judge is None or self.eyes is None:
+        if not self.modules:
             lines += ["policy       none: p alone, and all weights are the same"]
         else:
-            theta, w = self.judge.policy, self.eyes.network
+            theta, w = self.modules
             lines += [
                 f"policy       {policy_name(theta)}, {_count(theta):,} parameters, {_feature_layer(theta).in_features} "
                 f"features, {_feature_layer(theta).out_features} hidden units",
@@ -265,7 +267,7 @@ class LearnedPolicy:
         """
         if not all(isinstance(values, Iterable) for values in (mean, std)):
             raise ValueError(f"mean is {mean!r} and std {std!r}; both need one number per channel")
-        if isinstance(learner.policy, Judge):
+        if isinstance(learner.policy, FrozenPolicy):
             raise ValueError("the learner trains under a policy from a file and does not learn one; copy that file")
         seen_through = plain(learner.network if learner.extractor is None else learner.extractor)
         modules = {id(module): name for name, module in seen_through.named_modules()}
@@ -297,17 +299,16 @@ class LearnedPolicy:
                 f"the learner's network is not {network_name}: {error}; for one of your own, give network_name=None"
             ) from None
         found = cls(p, source, policy, extractor, provenance)
-        assert found.eyes is not None
+        assert found.extractor is not None
         black = torch.zeros(1, source.channels, *source.size, dtype=torch.uint8, device=found.device)
-        _check_num_classes(found.eyes.view(black)[1], num_classes)
+        _check_num_classes(found.extractor.view(black)[1], num_classes)
         return found
 
     def digest(self) -> str:
         """SHA-256 of everything that determines how it augments and weighs."""
-        modules = [self.judge.policy, self.eyes.network] if self.judge is not None and self.eyes is not None else []
-        tensors = [self.probabilities, *(value for module in modules for value in module.state_dict().values())]
+        tensors = [self.probabilities, *(value for module in self.modules for value in module.state_dict().values())]
         about = {name: getattr(self.source, name) for name in policy_file.PLAIN}
-        about |= {"policy": policy_name(modules[0]) if modules else None, "space": space_hash(self.space)}
+        about |= {"policy": policy_name(self.modules[0]) if self.modules else None, "space": space_hash(self.space)}
         sha = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for tensor in tensors:
             sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -319,8 +320,8 @@ class LearnedPolicy:
         Raises:
             OSError: if it cannot be written.
         """
-        modules = (None, None) if self.judge is None or self.eyes is None else (self.judge.policy, self.eyes.network)
-        content = policy_file.Content(self.probabilities, self.source, *modules, self.provenance)
+        theta, w = self.modules or (None, None)
+        content = policy_file.Content(self.probabilities, self.source, theta, w, self.provenance)
         policy_file.write(Path(file), content, half)
 
     @classmethod
@@ -390,8 +391,8 @@ def _rounded(values: Tensor) -> list[list[float]]:
     return [[round(value, 3) for value in row] for row in values.tolist()]
 
 
-def _eyes(network: nn.Module, source: Source, shift: Tensor | None, scale: Tensor | None) -> Eyes:
-    return Eyes(network, source.channels, source.size, source.layer, shift, scale)
+def _frozen(network: nn.Module, source: Source, shift: Tensor | None, scale: Tensor | None) -> FrozenExtractor:
+    return FrozenExtractor(network, source.channels, source.size, source.layer, shift, scale)
 
 
 def _normalization(
@@ -429,10 +430,10 @@ def _check_finite(what: str, state: Mapping[str, Tensor]) -> None:
             raise ValueError(f"the tensor {what}/{name} holds numbers that are not finite; the policy cannot be used")
 
 
-def _check_fit(eyes: "Eyes", policy: nn.Module) -> None:
+def _check_fit(extractor: FrozenExtractor, policy: nn.Module) -> None:
     """Refuse an extractor whose features the policy does not take, as far as that shows without a pass."""
-    layer = eyes.features.layers[0]
-    if len(eyes.features.layers) == 1 and isinstance(layer, nn.Linear):
+    layer = extractor.features.layers[0]
+    if len(extractor.features.layers) == 1 and isinstance(layer, nn.Linear):
         check_features(torch.empty(0, layer.in_features), _feature_layer(policy))
 
 

@@ -20,6 +20,8 @@ def test_it_is_small_and_intact() -> None:
     assert f"{FILE.stat().st_size:,} bytes" in CARD
     policy = ma.LearnedPolicy.load(FILE)
     assert (policy.source.network, policy.source.num_classes, policy.source.size) == ("wrn-40-2", 1623, (32, 32))
+    # Written down: a run under it goes on only if the digest is that of its checkpoint.
+    assert policy.digest() == "674df966aec8e7c893d43723984352ddc983d1f059e9dc5ff4150b73017ee3b9"
 
 
 def test_it_augments_and_weighs_characters() -> None:

@@ -172,10 +172,7 @@ def test_export_is_the_same_as_before(seeds: Seeds) -> None:
     """By a second route: the network and the policy as the checkpoint has them."""
     folder = seeds.folder / "run"
     policy, state = learned_policy(folder), load(folder / "checkpoint.safetensors", "checkpoint")
-    assert policy.eyes is not None
-    assert policy.judge is not None
-    pairs = ((policy.eyes.network, state["network"]), (policy.judge.policy, state["learner"]["policy"]))
-    for module, tensors in pairs:
+    for module, tensors in zip(policy.modules, (state["learner"]["policy"], state["network"]), strict=True):
         assert module.state_dict().keys() == tensors.keys()
         assert all(torch.equal(value, tensors[name]) for name, value in module.state_dict().items())
     assert torch.equal(policy.probabilities, state["learner"]["sampler"]["probabilities"])

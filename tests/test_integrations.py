@@ -1,5 +1,6 @@
 """A policy, and joint training, in other libraries: what they compute there is what they compute in a loop of ours."""
 
+import copy
 import itertools
 import os
 import pickle
@@ -642,9 +643,9 @@ def test_transfer_in_lightning_is_the_weighted_loss() -> None:
 
 
 def theta_and_w(policy: ma.LearnedPolicy) -> dict[str, Tensor]:
-    _, judge, eyes = policy.parts()
-    assert eyes is not None
-    return {**judge.state_dict(), **eyes.state_dict()}
+    _, frozen, extractor = policy.parts()
+    assert extractor is not None
+    return {**frozen.state_dict(), **extractor.state_dict()}
 
 
 # -- Hugging Face -----------------------------------------------------------------------------------------------------
@@ -719,8 +720,7 @@ def test_a_step_of_hugging_faces_trainer(accumulated: int, tmp_path: Path) -> No
             return super().sample(n, torch.Generator().manual_seed(5))
 
     policy = learned()
-    _, judge, eyes = policy.parts()
-    seeded = Seeded(policy.probabilities, policy.source, judge.policy, eyes.network)  # type: ignore[union-attr]
+    seeded = Seeded(policy.probabilities, policy.source, *copy.deepcopy(policy.modules))
     arguments = {"gradient_accumulation_steps": accumulated}
     trainer = hf_trainer(tmp_path, seeded, arguments, train_dataset=Rows(N * accumulated))
     order = []

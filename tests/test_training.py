@@ -651,10 +651,7 @@ def test_a_policy_that_has_moved_can_be_named_again_and_no_other(
     (tmp_path / file).rename("renamed.safetensors")
     with pytest.raises(ValueError, match=r"policy\.safetensors cannot be read .*; name a policy file"):
         train(tmp_path / "moved", resume=True)
-    judge, eyes = policy.judge, policy.eyes
-    assert judge is not None
-    assert eyes is not None
-    other = LearnedPolicy(policy.probabilities, replace(policy.source, mean=(0.0,) * 3), judge.policy, eyes.network)
+    other = LearnedPolicy(policy.probabilities, replace(policy.source, mean=(0.0,) * 3), *policy.modules)
     other.save("other.safetensors")
     with pytest.raises(ValueError, match=r"belongs to another run: its policy_sha256 is '[0-9a-f]{16}', not"):
         train(tmp_path / "moved", resume=True, policy=Path("other.safetensors"))
@@ -700,9 +697,9 @@ def test_a_checkpoint_leaves_out_what_the_policy_file_holds(
             train(tmp_path / "run", policy=file)
     state = sealed.load(tmp_path / "run" / checkpoint.LAST, "checkpoint")
     assert state["learner"].keys() == {"alpha", "steps", "skipped", "sampler"}
-    _, judge, eyes = policy.parts()
-    assert eyes is not None
-    state["learner"] |= {"policy": judge.state_dict(), "extractor": eyes.state_dict()}
+    _, frozen, extractor = policy.parts()
+    assert extractor is not None
+    state["learner"] |= {"policy": frozen.state_dict(), "extractor": extractor.state_dict()}
     sealed.save(tmp_path / "run" / checkpoint.LAST, "checkpoint", state)
     train(tmp_path / "run", resume=True)
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")

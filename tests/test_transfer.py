@@ -77,18 +77,16 @@ def seeded(seed: int = 7) -> torch.Generator:
 
 
 def theta(policy: LearnedPolicy) -> Any:
-    assert policy.judge is not None
-    return policy.judge.policy
+    return policy.modules[0]
 
 
 def w(policy: LearnedPolicy) -> Any:
-    assert policy.eyes is not None
-    return policy.eyes.network
+    return policy.modules[1]
 
 
 def tensors(policy: LearnedPolicy) -> dict[str, Tensor]:
     found = {"p": policy.probabilities}
-    if policy.judge is not None:
+    if policy.modules:
         found |= {f"theta/{name}": value for name, value in theta(policy).state_dict().items()}
         found |= {f"w/{name}": value for name, value in w(policy).state_dict().items()}
     return found
@@ -168,12 +166,12 @@ def test_what_a_policy_with_clues_makes_of_an_image_by_hand() -> None:
 @pytest.mark.parametrize("kind", ["clue policy", "regressing"])
 def test_a_learner_under_it_weighs_as_it_does_alone(kind: str) -> None:
     policy, labels = learned(policy=POLICIES[kind]()), torch.arange(N) % CLASSES
-    sampler, judge, eyes = policy.parts(MEAN, STD)
+    sampler, frozen, extractor = policy.parts(MEAN, STD)
     learner = ma.Learner(
         ma.network("small-cnn", CLASSES),
         sampler,
-        judge,
-        extractor=eyes,
+        frozen,
+        extractor=extractor,
         space=policy.space,
         fill=FILL,
         prepare=prepare(),
@@ -434,10 +432,10 @@ def test_p_alone(tmp_path: Path) -> None:
     images, weights = small.augment(photos(), generator=seeded())
     assert torch.equal(images, policy.augment(photos(), generator=seeded())[0])
     torch.testing.assert_close(weights, torch.full((N,), 1 / N))
-    sampler, judge, eyes = small.parts()
+    sampler, frozen, extractor = small.parts()
     assert torch.equal(sampler.probabilities, policy.probabilities)
-    assert isinstance(judge, ma.UniformPolicy)
-    assert eyes is None
+    assert isinstance(frozen, ma.UniformPolicy)
+    assert extractor is None
     with pytest.raises(ValueError, match="holds p alone and needs no network; leave out extractor="):
         LearnedPolicy.load(file, extractor=ma.network("small-cnn", CLASSES))
 
@@ -473,8 +471,9 @@ def test_a_network_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
     t = policy.sample(N, seeded())
     features = network.body(prepare()(photos())).mean((2, 3))
     torch.testing.assert_close(loaded.outputs(photos(), t), theta(policy)(features, ma.embed(t)))
-    sampler, judge, eyes = loaded.parts()
-    seen = ma.Learner(Own(), sampler, judge, extractor=eyes, prepare=prepare()).observe(photos(), torch.zeros(N).long())
+    sampler, frozen, extractor = loaded.parts()
+    learner = ma.Learner(Own(), sampler, frozen, extractor=extractor, prepare=prepare())
+    seen = learner.observe(photos(), torch.zeros(N).long())
     assert torch.equal(seen.weights, loaded.weights(seen.images, seen.transformation))
 
 
@@ -675,15 +674,11 @@ def test_it_goes_to_the_workers_of_a_loader() -> None:
 def test_a_digest_is_of_what_it_does(tmp_path: Path) -> None:
     """The same after a round trip; another for all else that makes other images or weights; provenance does not."""
     policy = learned()
-    assert policy.judge is not None
-    assert policy.eyes is not None
     policy.save(tmp_path / "a.safetensors")
     again = LearnedPolicy.load(tmp_path / "a.safetensors")
     assert again.digest() == policy.digest()
-    assert again.judge is not None
-    assert again.eyes is not None
     digests = {policy.digest()}
-    for change in (again.judge.policy.output.bias, next(again.eyes.network.parameters())):
+    for change in (theta(again).output.bias, next(w(again).parameters())):
         with torch.no_grad():
             change.view(-1)[0].add_(1)
         digests.add(again.digest())
@@ -691,10 +686,10 @@ def test_a_digest_is_of_what_it_does(tmp_path: Path) -> None:
     assert len(digests) == 4
     for changes in ({"fill": (200, 0, 0)}, {"mean": (0.0,) * 3, "std": (1.0,) * 3}):
         source = replace(policy.source, **changes)
-        digests.add(LearnedPolicy(policy.probabilities, source, policy.judge.policy, policy.eyes.network).digest())
+        digests.add(LearnedPolicy(policy.probabilities, source, *policy.modules).digest())
     head = build("exponential-policy-network", 128)
-    head.load_state_dict(policy.judge.policy.state_dict())
-    digests.add(LearnedPolicy(policy.probabilities, policy.source, head, policy.eyes.network).digest())
+    head.load_state_dict(theta(policy).state_dict())
+    digests.add(LearnedPolicy(policy.probabilities, policy.source, head, w(policy)).digest())
     assert len(digests) == 7
 
 
@@ -725,9 +720,9 @@ def refuse() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def under(policy: LearnedPolicy, network: nn.Module, **options: Any) -> ma.Learner:
-    sampler, judge, eyes = policy.parts()
+    sampler, frozen, extractor = policy.parts()
     options = {"prepare": prepare(), "fill": FILL, "generator": seeded(), **options}
-    return ma.Learner(network, sampler, judge, extractor=eyes, space=policy.space, **options)
+    return ma.Learner(network, sampler, frozen, extractor=extractor, space=policy.space, **options)
 
 
 def test_a_step_under_it_is_the_appendix_equation() -> None:
@@ -751,33 +746,33 @@ def test_a_step_under_it_is_the_appendix_equation() -> None:
     for v, w, g in zip(network.parameters(), other.parameters(), gradients, strict=True):
         torch.testing.assert_close(v, w - 0.1 * g)
 
-    judge, eyes = learner.policy, learner.extractor
-    assert eyes is not None
-    assert all(p.grad is None and not p.requires_grad for part in (judge, eyes) for p in part.parameters())
+    frozen, extractor = learner.policy, learner.extractor
+    assert extractor is not None
+    assert all(p.grad is None and not p.requires_grad for part in (frozen, extractor) for p in part.parameters())
     assert learner.policy_parameters() == [learner.alpha]
     assert all(torch.equal(value, before[name]) for name, value in tensors(policy).items())
-    after = {f"theta/{name}": value for name, value in judge.policy.state_dict().items()}
-    after |= {f"w/{name}": value for name, value in eyes.network.state_dict().items()}
+    after = {f"theta/{name}": value for name, value in frozen.policy.state_dict().items()}
+    after |= {f"w/{name}": value for name, value in extractor.network.state_dict().items()}
     after["p"] = learner.sampler.probabilities
     assert after.keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in after.items())
 
 
 def test_parts_stay_in_evaluation_mode() -> None:
-    _, judge, eyes = learned().parts()
-    assert eyes is not None
-    holder = nn.ModuleList([judge, eyes]).train()
+    _, frozen, extractor = learned().parts()
+    assert extractor is not None
+    holder = nn.ModuleList([frozen, extractor]).train()
     assert holder.training
-    assert not any(module.training for part in (judge, eyes) for module in part.modules())
+    assert not any(module.training for part in (frozen, extractor) for module in part.modules())
 
 
 def test_parts_are_copies() -> None:
     policy = learned()
-    sampler, judge, eyes = policy.parts()
-    assert eyes is not None
+    sampler, frozen, extractor = policy.parts()
+    assert extractor is not None
     before = {name: value.clone() for name, value in tensors(policy).items()}
     with torch.no_grad():
-        for value in (sampler.probabilities, *judge.parameters(), *eyes.parameters(), *eyes.buffers()):
+        for value in (sampler.probabilities, *frozen.parameters(), *extractor.parameters(), *extractor.buffers()):
             value.zero_()
     assert all(torch.equal(value, before[name]) for name, value in tensors(policy).items())
 
@@ -786,9 +781,9 @@ def test_parts_are_copies() -> None:
 def test_the_extractor_sees_its_own_normalisation(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     """Whatever the learner's is; the second is that of a learner without `prepare`, which divides by 255."""
     policy = learned()
-    sampler, judge, eyes = policy.parts(mean, std)
+    sampler, frozen, extractor = policy.parts(mean, std)
     given = None if std == (1, 1, 1) else prepare(mean, std)
-    learner = ma.Learner(ma.network("small-cnn", CLASSES), sampler, judge, extractor=eyes, prepare=given)
+    learner = ma.Learner(ma.network("small-cnn", CLASSES), sampler, frozen, extractor=extractor, prepare=given)
     seen = learner.observe(photos(), torch.zeros(N).long())
     torch.testing.assert_close(seen.outputs, policy.outputs(seen.images, seen.transformation), atol=1e-5, rtol=0)
     wrong = ma.Learner(learner.network, sampler, policy.parts()[1], extractor=policy.parts()[2], prepare=given)
@@ -948,7 +943,9 @@ def test_samplers_with_a_p_are_kept() -> None:
 
 def test_policies_that_learn_nothing_leave_p_alone() -> None:
     policy = export(trained(ma.network("small-cnn", CLASSES), ma.UniformPolicy()))
-    assert policy.judge is policy.eyes is None
+    assert isinstance(policy.policy, ma.UniformPolicy)
+    assert policy.extractor is None
+    assert policy.modules == ()
 
 
 def test_a_policy_of_an_unknown_class_is_refused() -> None:
@@ -972,7 +969,7 @@ def test_provenance_is_json() -> None:
     assert LearnedPolicy(p, source, provenance={"seeds": (1, 2)}).provenance == {"seeds": [1, 2]}
 
 
-def test_a_policy_needs_its_eyes() -> None:
+def test_a_policy_needs_its_extractor() -> None:
     policy = learned()
     with pytest.raises(ValueError, match="give both, or neither for p alone"):
         LearnedPolicy(policy.probabilities, policy.source, policy=ma.PolicyNetwork(128))

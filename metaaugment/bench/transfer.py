@@ -83,9 +83,9 @@ def build(policy: LearnedPolicy, name: str, batch: int, device: str) -> Callable
     layout = torch.channels_last if device == "cuda" else torch.contiguous_format
     net: nn.Module = network(name, step.CLASSES).to(device, memory_format=layout)  # type: ignore[call-overload]
     optimizer = step.sgd(net.parameters(), 0.1, device)
-    sampler, judge, eyes = policy.parts((0.0,) * 3, (1.0,) * 3)
+    sampler, frozen, extractor = policy.parts((0.0,) * 3, (1.0,) * 3)
     learner = Learner(
-        net, sampler, judge, extractor=eyes, space=policy.space, fill=policy.source.fill,
+        net, sampler, frozen, extractor=extractor, space=policy.space, fill=policy.source.fill,
         prepare=lambda images: (images.float() / 255).to(memory_format=layout),
     )  # fmt: skip
     half = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
@@ -103,8 +103,7 @@ def build(policy: LearnedPolicy, name: str, batch: int, device: str) -> Callable
 
 
 def _tensors(policy: LearnedPolicy) -> list[torch.Tensor]:
-    modules = [module for module in (policy.judge, policy.eyes) if module is not None]
-    return [policy.probabilities, *(value for module in modules for value in module.state_dict().values())]
+    return [policy.probabilities, *(value for module in policy.modules for value in module.state_dict().values())]
 
 
 def report(figures: list[Figure], batch: int, device: str) -> Table:
