@@ -37,7 +37,14 @@ from metaaugment.policy import (
 from metaaugment.policy_file import FORMAT, copied_extractor, copied_policy, plain, policy_name
 from metaaugment.sampler import FixedSampler, UniformSampler
 from metaaugment.source import Source, space_hash
-from metaaugment.transformation import FLOAT_TYPES, INDEX_TYPES, Transformation, apply, as_pixels
+from metaaugment.transformation import (
+    INDEX_TYPES,
+    Transformation,
+    apply,
+    as_pixels,
+    check_images,
+    check_transformation,
+)
 
 
 class LearnedPolicy:
@@ -94,8 +101,8 @@ class LearnedPolicy:
         """
         self._check_images(images)
         self._check_labels(images, labels)
-        images, transformation = self.transform(images, generator)
-        return images, self.weights(images, transformation, labels)
+        images, transformation = self._transform(images, generator)
+        return images, weigh(self.policy, self._outputs(images, transformation, labels))
 
     def transform(self, images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Transformation]:
         """Augmented images and their transformations, from which `weights` can be computed later.
@@ -103,8 +110,7 @@ class LearnedPolicy:
         For a loader's workers, because weights need the whole mini-batch: with several processes, the global one.
         """
         self._check_images(images)
-        transformation = drawn(lambda n: self.sample(n, generator), len(images)).to(images.device)
-        return apply(images, transformation, self.space, self.source.fill), transformation
+        return self._transform(images, generator)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
         """n transformations: functions by p, magnitudes uniform."""
@@ -116,22 +122,14 @@ class LearnedPolicy:
         """V = P / ΣP of images that are already augmented, over the global mini-batch."""
         return weigh(self.policy, self.outputs(images, transformation, labels))
 
-    @torch.no_grad()
     def outputs(
         self, images: Tensor, transformation: Transformation, labels: Tensor | None = None
     ) -> Float[Tensor, " n"]:
         """The raw outputs P of images that are already augmented; 1 if there is p alone."""
         self._check_images(images)
         self._check_labels(images, labels)
-        if len(images) != len(transformation):
-            raise ValueError(f"{len(images)} images but {len(transformation)} transformations; give each image one")
-        if self.extractor is None:
-            return torch.ones(len(images), device=images.device, dtype=torch.float32)
-        layout = torch.channels_last if images.device.type == "cuda" else torch.contiguous_format
-        features, logits = self.extractor.view(as_pixels(images).to(memory_format=layout))
-        with torch.autocast(images.device.type, enabled=False):
-            more = () if labels is None else evidence(self.policy, logits, labels)
-            return self.policy(features, embed(transformation.to(images.device)), *more)
+        check_transformation(transformation, len(images))
+        return self._outputs(images, transformation, labels)
 
     def parts(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
@@ -223,12 +221,25 @@ class LearnedPolicy:
         lines += [f"{name:12} {p[i].sum():.2%}, {p[:, i].sum():.2%}" for i, name in enumerate(names)]
         return [*lines, "provenance", *(f"  {key}: {_shown(value)}" for key, value in self.provenance.items())]
 
+    def _transform(self, images: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Transformation]:
+        pixels = as_pixels(images)  # before anything is drawn, because it may refuse them
+        transformation = drawn(lambda n: self.sample(n, generator), len(images)).to(images.device)
+        pixels = apply(pixels, transformation, self.space, self.source.fill)
+        return pixels if images.dtype == torch.uint8 else pixels.to(images.dtype) / 255, transformation
+
+    @torch.no_grad()
+    def _outputs(self, images: Tensor, transformation: Transformation, labels: Tensor | None) -> Float[Tensor, " n"]:
+        if self.extractor is None:
+            return torch.ones(len(images), device=images.device, dtype=torch.float32)
+        layout = torch.channels_last if images.device.type == "cuda" else torch.contiguous_format
+        features, logits = self.extractor.view(as_pixels(images).to(memory_format=layout))
+        with torch.autocast(images.device.type, enabled=False):
+            more = () if labels is None else evidence(self.policy, logits, labels)
+            return self.policy(features, embed(transformation.to(images.device)), *more)
+
     def _check_images(self, images: Tensor) -> None:
-        if not isinstance(images, Tensor):
-            raise ValueError(f"images is a {type(images).__name__}; give a torch tensor")
-        if images.dtype != torch.uint8 and images.dtype not in FLOAT_TYPES:
-            raise ValueError(f"images has dtype {images.dtype}; use torch.uint8, or floating point in [0, 1]")
-        if images.ndim != 4 or len(images) == 0:
+        check_images(images)
+        if len(images) == 0:
             raise ValueError(f"images has shape {tuple(images.shape)}; a batch is [n, channels, height, width], n > 0")
         check_channels(images, self.source.channels)
 

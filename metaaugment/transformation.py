@@ -142,7 +142,8 @@ def apply(
         not wait for the device; after a first call as a warm-up, a call can be captured in a CUDA graph.
     """
     space = find_space(space)
-    _check_images(images, transformation)
+    check_images(images)
+    check_transformation(transformation, len(images))
     colors = _check_fill(fill, images.shape[1])
     if images.dtype != torch.uint8:
         return apply(as_pixels(images), transformation, space, colors).to(images.dtype) / 255
@@ -184,20 +185,24 @@ def _backend(device_type: str) -> ModuleType:
     return eager
 
 
-def _check_images(images: Tensor, transformation: Transformation) -> None:
+def check_images(images: Tensor) -> None:
+    """Type and shape of a batch, which can be checked without waiting for a device; it may be empty."""
     if not isinstance(images, Tensor):
         raise ValueError(f"images is a {type(images).__name__}; give a torch tensor")
-    if not isinstance(transformation, Transformation):
-        raise ValueError(f"transformation is a {type(transformation).__name__}; give a metaaugment.Transformation")
     if images.dtype != torch.uint8 and images.dtype not in FLOAT_TYPES:
         raise ValueError(f"images has dtype {images.dtype}; use torch.uint8, or floating point in [0, 1]")
     if images.ndim != 4:
         raise ValueError(f"images has shape {tuple(images.shape)}; a batch is [n, channels, height, width]")
-    n, channels, height, width = images.shape
+    _, channels, height, width = images.shape
     if channels not in (1, 3):
         raise ValueError(f"images has {channels} channels (its second axis); 1 (grey) and 3 (RGB) are allowed")
     if not 1 <= min(height, width) <= max(height, width) <= MAX_SIDE:
         raise ValueError(f"images are {height} by {width} pixels; sides of 1 to {MAX_SIDE} are allowed")
+
+
+def check_transformation(transformation: Transformation, n: int) -> None:
+    if not isinstance(transformation, Transformation):
+        raise ValueError(f"transformation is a {type(transformation).__name__}; give a metaaugment.Transformation")
     if n != len(transformation):
         raise ValueError(f"{n} images but {len(transformation)} transformations; give each image one")
 

@@ -634,6 +634,8 @@ BAD_IMAGES = {
     ),
     "one image": (photos()[0], r"images has shape \(3, 16, 16\); a batch is \[n, channels, height, width\]"),
     "no image": (photos()[:0], r"n > 0"),
+    "no pixel": (photos()[..., :0], r"images are 16 by 0 pixels; sides of 1 to 16383 are allowed"),
+    "normalised": (prepare()(photos()), r"images holds .*; floating-point images lie in \[0, 1\]"),
 }
 
 
@@ -642,8 +644,32 @@ def test_images_that_do_not_fit_are_refused(kind: str) -> None:
     images, sentence = BAD_IMAGES[kind]
     policy = learned()
     for used in (policy, policy.sampler_only()):
-        with pytest.raises(ValueError, match=sentence):
-            used.augment(images)
+        for use in (used.augment, used.transform):
+            drawn_from = seeded()
+            before = torch.get_rng_state(), drawn_from.get_state()
+            for generator in (None, drawn_from):
+                with pytest.raises(ValueError, match=sentence):
+                    use(images, generator=generator)
+            assert torch.equal(torch.get_rng_state(), before[0])
+            assert torch.equal(drawn_from.get_state(), before[1])
+
+
+def test_labels_that_do_not_fit_draw_nothing() -> None:
+    policy, generator = learned(policy=POLICIES["label policy"]()), seeded()
+    for labels in (None, torch.arange(2), torch.full((N,), CLASSES)):
+        with pytest.raises(ValueError, match="label"):
+            policy.augment(photos(), labels, generator)
+    assert torch.equal(generator.get_state(), seeded().get_state())
+
+
+def test_images_and_labels_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, labels, looked = learned(policy=POLICIES["label policy"]()), torch.arange(N) % CLASSES, []
+    for check in ("check_images", "check_classes"):
+        monkeypatch.setattr(f"metaaugment.transfer.{check}", lambda *_, check=check: looked.append(check))
+    policy.augment(photos(), labels)
+    assert looked == ["check_images", "check_classes"]
+    policy.weights(*policy.transform(photos()), labels)
+    assert looked == ["check_images", "check_classes", "check_images", "check_images", "check_classes"]
 
 
 def test_colors_under_a_grey_policy_are_refused() -> None:
