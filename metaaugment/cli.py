@@ -179,7 +179,9 @@ def export(
 
 def inspect(file: Annotated[Path, Positional, arg(help="A policy file.", metavar="FILE")]) -> None:
     """Say what is in a policy file."""
-    print("\n".join(learned(file).describe()))
+    from metaaugment.report.policies import learned_in_words
+
+    print("\n".join(learned_in_words(learned(file))))
 
 
 def learned(file: Path) -> "LearnedPolicy":

@@ -22,7 +22,7 @@ from metaaugment.distributed import drawn
 from metaaugment.embedding import K, embed
 from metaaugment.frozen import FrozenExtractor, FrozenPolicy, check_channels
 from metaaugment.learner import Learner
-from metaaugment.ops import PAPER_OPS, Space, find_space
+from metaaugment.ops import Space, find_space
 from metaaugment.policy import (
     RegressingPolicy,
     UniformPolicy,
@@ -34,7 +34,7 @@ from metaaugment.policy import (
     seen_by,
     weigh,
 )
-from metaaugment.policy_file import FORMAT, copied_extractor, copied_policy, plain, policy_name
+from metaaugment.policy_file import copied_extractor, copied_policy, plain, policy_name
 from metaaugment.sampler import FixedSampler, UniformSampler
 from metaaugment.source import Source, space_hash
 from metaaugment.transformation import (
@@ -190,36 +190,6 @@ class LearnedPolicy:
     @property
     def device(self) -> torch.device:
         return self.probabilities.device
-
-    def describe(self) -> list[str]:
-        """The lines of a description for people."""
-        source = self.source
-        height, width = source.size
-        lines = [f"format       {FORMAT}"]
-        if not self.modules:
-            lines += ["policy       none: p alone, and all weights are the same"]
-        else:
-            theta, w = self.modules
-            lines += [
-                f"policy       {policy_name(theta)}, {_count(theta):,} parameters, {_feature_layer(theta).in_features} "
-                f"features, {_feature_layer(theta).out_features} hidden units",
-                f"extractor    {source.network or 'a custom network'}, {_count(w):,} parameters, "
-                f"{source.num_classes:,} classes, features at {source.layer or 'its last linear layer'}",
-            ]
-        lines += [
-            f"images       {source.channels} channels, {height} × {width} pixels, fill {_listed(source.fill)}",
-            f"normalised   mean {_listed(source.mean)}, std {_listed(source.std)}",
-            f"space        {self.space.name}, sha256 {space_hash(self.space)}",
-        ]
-        p = self.probabilities.cpu()
-        order = [pair for pair in p.flatten().argsort(descending=True, stable=True).tolist() if p.flatten()[pair] > 0]
-        names = [op.name for op in PAPER_OPS]
-        for title, pairs in (("likeliest", order[:5]), ("least likely", order[-5:])):
-            shown = (f"{names[pair // K]} + {names[pair % K]} {p.flatten()[pair]:.3%}" for pair in pairs)
-            lines.append(f"{title:12} {', '.join(shown)}")
-        lines.append(f"{'function':12} first, second; {1 / K:.2%} each if uniform")
-        lines += [f"{name:12} {p[i].sum():.2%}, {p[:, i].sum():.2%}" for i, name in enumerate(names)]
-        return [*lines, "provenance", *(f"  {key}: {_shown(value)}" for key, value in self.provenance.items())]
 
     def _transform(self, images: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Transformation]:
         pixels = as_pixels(images)  # before anything is drawn, because it may refuse them
@@ -445,7 +415,7 @@ def _check_fit(extractor: FrozenExtractor, policy: nn.Module) -> None:
     """Refuse an extractor whose features the policy does not take, as far as that shows without a pass."""
     layer = extractor.features.layers[0]
     if len(extractor.features.layers) == 1 and isinstance(layer, nn.Linear):
-        check_features(torch.empty(0, layer.in_features), _feature_layer(policy))
+        check_features(torch.empty(0, layer.in_features), innermost(policy).feature)  # type: ignore[arg-type]
 
 
 def _check_num_classes(logits: Any, num_classes: int) -> None:
@@ -476,22 +446,3 @@ def _numbers(values: Sequence[float]) -> tuple[float, ...]:
 
 def _colors(fill: int | Sequence[int], channels: int) -> tuple[int, ...]:
     return (fill,) * channels if isinstance(fill, int) else tuple(map(int, fill))
-
-
-# -- words ------------------------------------------------------------------------------------------------------------
-
-
-def _feature_layer(policy: nn.Module) -> nn.Linear:
-    return innermost(policy).feature  # type: ignore[return-value]
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _listed(values: Sequence[float]) -> str:
-    return " ".join(f"{value:.4g}" for value in values)
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -41,6 +41,7 @@ from metaaugment.networks import NETWORKS, network
 from metaaugment.networks.pretrained import load_pretrained
 from metaaugment.report import diagnosis as diagnosed
 from metaaugment.report import operations, page, preferences
+from metaaugment.report.policies import learned_in_words
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training.folder import read_json
@@ -291,7 +292,7 @@ def some_results(draw: DrawFn, seeds: Seeds) -> Files:
 def read_policy(folder: Path) -> None:
     """A policy that can be read can also be used and described."""
     policy = LearnedPolicy.load(folder / POLICY)
-    policy.describe()
+    assert list(learned_in_words(policy))
     height, width = (min(side, 32) for side in policy.source.size)
     labels = torch.zeros(2, dtype=torch.long) if policy.needs_labels else None
     policy.augment(torch.zeros(2, policy.source.channels, height, width, dtype=torch.uint8), labels)

@@ -25,6 +25,7 @@ from metaaugment.data.augment import normalization
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import SPACES, Level, Space
 from metaaugment.policy import build, exponential
+from metaaugment.report.policies import learned_in_words
 from metaaugment.sampler import FixedSampler
 from metaaugment.source import space_hash
 from metaaugment.transfer import LearnedPolicy
@@ -1004,12 +1005,12 @@ def test_a_policy_needs_its_extractor() -> None:
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
-def test_describe_says_what_is_in_it() -> None:
+def test_the_words_say_what_is_in_it() -> None:
     policy = learned()
     p = torch.full((14, 14), 0.5 / 195, dtype=torch.float64)
     p[2, 4] = 0.5  # Rotate, Solarize
     policy = LearnedPolicy(p, policy.source, theta(policy), w(policy), policy.provenance)
-    text = "\n".join(policy.describe())
+    text = "\n".join(learned_in_words(policy))
     assert re.search(r"^likeliest +Rotate \+ Solarize 50\.000%, ", text, re.MULTILINE)
     assert re.search(r"^Rotate +53\.33%, 3\.59%$", text, re.MULTILINE)  # 0.5 + 13 · 0.5 / 195, and 14 · 0.5 / 195
     for words in (
@@ -1023,4 +1024,4 @@ def test_describe_says_what_is_in_it() -> None:
     ):
         assert words in text
     assert "  recipe: digits\n  test_accuracy: 0.97\n" in text
-    assert "none: p alone" in "\n".join(policy.sampler_only().describe())
+    assert "none: p alone" in "\n".join(learned_in_words(policy.sampler_only()))

@@ -1,15 +1,23 @@
-"""What a policy of a compared system does, in plain words."""
+"""A learned policy, and what a policy of a compared system does, in plain words."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from metaaugment.baselines import published
 from metaaugment.baselines.found import FoundPolicy, Function
 from metaaugment.baselines.schedule import COUNTS, Schedule
 from metaaugment.baselines.sub_policies import SubPolicies
-from metaaugment.ops import INDEX, find_space
+from metaaugment.embedding import K
+from metaaugment.ops import INDEX, PAPER_OPS, find_space
+from metaaugment.policy import innermost
+from metaaugment.policy_file import FORMAT, policy_name
+from metaaugment.source import space_hash
+from metaaugment.transfer import LearnedPolicy
 
 # How a function and its argument are put into words.
 SAYINGS = {
@@ -63,3 +71,46 @@ def _phrase(policy: FoundPolicy, function: Function, size: int) -> str:
         # Where a coin decides the sign, only the absolute value can be given.
         saying = saying.replace("{", "± {").format(abs(argument)) if level.signed else saying.format(argument)
     return f"{saying} ({100 * function.probability:.3g} %)"
+
+
+def learned_in_words(policy: LearnedPolicy) -> Iterator[str]:
+    """What the file of a learned policy holds."""
+    source = policy.source
+    height, width = source.size
+    yield f"format       {FORMAT}"
+    if not policy.modules:
+        yield "policy       none: p alone, and all weights are the same"
+    else:
+        theta, w = policy.modules
+        layer: Any = innermost(theta).feature
+        yield (
+            f"policy       {policy_name(theta)}, {_count(theta):,} parameters, {layer.in_features} features, "
+            f"{layer.out_features} hidden units"
+        )
+        yield (
+            f"extractor    {source.network or 'a custom network'}, {_count(w):,} parameters, "
+            f"{source.num_classes:,} classes, features at {source.layer or 'its last linear layer'}"
+        )
+    yield f"images       {source.channels} channels, {height} × {width} pixels, fill {_listed(source.fill)}"
+    yield f"normalised   mean {_listed(source.mean)}, std {_listed(source.std)}"
+    yield f"space        {source.space.name}, sha256 {space_hash(source.space)}"
+    p = policy.probabilities.cpu()
+    order = [pair for pair in p.flatten().argsort(descending=True, stable=True).tolist() if p.flatten()[pair] > 0]
+    names = [op.name for op in PAPER_OPS]
+    for title, pairs in (("likeliest", order[:5]), ("least likely", order[-5:])):
+        shown = (f"{names[pair // K]} + {names[pair % K]} {p.flatten()[pair]:.3%}" for pair in pairs)
+        yield f"{title:12} {', '.join(shown)}"
+    yield f"{'function':12} first, second; {1 / K:.2%} each if uniform"
+    for i, name in enumerate(names):
+        yield f"{name:12} {p[i].sum():.2%}, {p[:, i].sum():.2%}"
+    yield "provenance"
+    for key, value in policy.provenance.items():
+        yield f"  {key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _listed(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.4g}" for value in values)
