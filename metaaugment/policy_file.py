@@ -63,7 +63,10 @@ def write(file: Path, content: Content, half: bool) -> None:
 
 @contextmanager
 def reading(file: Path) -> Iterator[dict[str, Any]]:
-    """The tree of a file; errors in reading it, or in what is made of it inside, become `Damaged`, naming the file."""
+    """The tree of a file; errors in reading it, or in what is made of it inside, become `Damaged`, naming the file.
+
+    Memory that is full says nothing of the file, so that error stays what it is.
+    """
     try:
         tree = sealed.load(file, KIND)
     except sealed.Damaged as error:
@@ -75,6 +78,8 @@ def reading(file: Path) -> Iterator[dict[str, Any]]:
         yield tree
     except Foreign as error:
         raise sealed.Damaged(file, f"cannot be used here: {error}") from None
+    except torch.OutOfMemoryError:
+        raise
     except sealed.MALFORMED as error:
         raise sealed.Damaged(file, f"is not an intact policy: {sealed.first_line(error)}", WAY_OUT) from error
 

@@ -342,6 +342,20 @@ def test_what_is_no_policy_is_refused_by_name(tmp_path: Path) -> None:
         assert str(error.value).startswith(str(file))
 
 
+def test_full_memory_says_nothing_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a copy of the user's own network, on a GPU, does not fit beside what is there."""
+    file, full = tmp_path / "policy.safetensors", torch.OutOfMemoryError("CUDA out of memory.")
+    export(trained(Own(), ma.PolicyNetwork(8)), None).save(file)
+
+    def copied(network: nn.Module) -> nn.Module:
+        raise full
+
+    monkeypatch.setattr("metaaugment.policy_file.deepcopy", copied)
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        LearnedPolicy.load(file, extractor=Own())
+    assert error.value is full
+
+
 class Payload:
     """What runs when it is unpickled."""
 
