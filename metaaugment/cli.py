@@ -16,6 +16,7 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 import metaaugment
+from metaaugment.command import Group, understood
 from metaaugment.distributed import Parted, rank
 from metaaugment.training import launch
 from metaaugment.training.faults import full_memory, lost_reader
@@ -515,58 +516,50 @@ def recipes_of(words: Sequence[str]) -> Iterable[str]:
     return [name for name in words if name in RECIPES] or RECIPES
 
 
-def training(args: Sequence[str]) -> tyro.extras.SubcommandApp:
-    app = tyro.extras.SubcommandApp()
-    for name in recipes_of(args[1:2]):
-        app.command(name=name)(trainer_of(name, args))
-    return app
+def training(args: Sequence[str]) -> Group:
+    trainers = {name: trainer_of(name, args) for name in recipes_of(args[1:2])}
+    return Group("recipe", "Train a network with a recipe.", trainers)
 
 
-def searching(args: Sequence[str]) -> tyro.extras.SubcommandApp:
+def searching(args: Sequence[str]) -> Group:
     from metaaugment.experiments.flags import said
     from metaaugment.search.search import search
 
     act = partial(search, console=Patient(), said=said(args))
-    app = tyro.extras.SubcommandApp()
+    systems = {}
     for system, kind in searches().items():
-        on, about = tyro.extras.SubcommandApp(), cleandoc(kind.settings.__doc__ or "")
-        for name in recipes_of(args[2:3]):
-            command = searcher_of(system, name, act)
+        about = cleandoc(kind.settings.__doc__ or "")
+        searchers = {name: searcher_of(system, name, act) for name in recipes_of(args[2:3])}
+        for name, command in searchers.items():
             if name in args:  # else it stands in a list, with what differs from one to the next
                 command.__doc__ = f"{about}\n\n{command.__doc__}"
-            on.command(name=name)(command)
-        app.command(on, name=system, help=about)
-    return app
+        systems[system] = Group("recipe", about, searchers)
+    return Group("system", find_policy.__doc__ or "", systems)
 
 
-def benches() -> tyro.extras.SubcommandApp:
-    app = tyro.extras.SubcommandApp()
-    app.command(name="ops")(bench_ops)
-    app.command(name="step")(bench_step)
-    app.command(name="transfer")(bench_transfer)
-    return app
+BENCHES = Group(
+    "benchmark", "Benchmark a part of the library.", {"ops": bench_ops, "step": bench_step, "transfer": bench_transfer}
+)
 
 
-def program(args: Sequence[str]) -> tyro.extras.SubcommandApp:
-    app = tyro.extras.SubcommandApp()
-    app.command(training(args), name="train", help="Train a network with a recipe.")
-    app.command(recipes)
-    app.command(reproduce)
-    app.command(report)
-    app.command(diagnose)
-    if args[:1] == ["search"]:  # only then: importing the searches takes a moment
-        app.command(searching(args), name="search", help=find_policy.__doc__)
-    else:
-        app.command(name="search")(find_policy)
-    app.command(data)
-    app.command(export)
-    app.command(inspect)
-    app.command(show)
-    app.command(transfer)
-    app.command(ops)
-    app.command(convergence)
-    app.command(benches(), name="bench", help="Benchmark a part of the library.")
-    return app
+def program(args: Sequence[str]) -> Group:
+    commands = {
+        "train": training(args),
+        "recipes": recipes,
+        "reproduce": reproduce,
+        "report": report,
+        "diagnose": diagnose,
+        "search": searching(args) if args[:1] == ["search"] else find_policy,  # importing the searches takes a moment
+        "data": data,
+        "export": export,
+        "inspect": inspect,
+        "show": show,
+        "transfer": transfer,
+        "ops": ops,
+        "convergence": convergence,
+        "bench": BENCHES,
+    }
+    return Group("command", metaaugment.__doc__ or "", commands)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -599,7 +592,7 @@ def call(args: Sequence[str]) -> None:
         if args[:1] in (["search"], ["reproduce"]):
             launch.check_alone(args[0])
         args = rewritten(args)
-        program(args).cli(prog="metaaugment", description=metaaugment.__doc__, args=args, console_outputs=rank() == 0)
+        understood(program(args), "metaaugment", args, console_outputs=rank() == 0)()
     except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:

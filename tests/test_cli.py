@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 
 import metaaugment as ma
-from metaaugment import OPS
+from metaaugment import OPS, command
 from metaaugment.report import operations
+
+from commands import program
 
 
 def metaaugment(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -83,7 +85,10 @@ def test_ops_draws_a_picture(tmp_path: Path) -> None:
         (["ops", "--image", "cat.png"], "only used with --picture"),
         (["ops", "--picture", "x.png", "--image", "no-such.png"], "no-such.png: No such file"),
         (["ops", "--picture", "x.png", "--image", __file__], "cannot be read as an image"),
-        (["ops", "--spaces", "faa"], "Space that defines what a magnitude means"),  # the nearest flag, explained
+        (
+            ["ops", "--spaces", "faa"],
+            "ops has no flag '--spaces' (did you mean --space?); choose one of --space, --size",
+        ),
         (["ops", "--size", "99999999999999999999"], "it must be 1 to 16383"),
         (["ops", "--picture", "noending"], "--picture noending is not a name for a picture"),
         (["ops", "--picture", "."], "is not a name for a picture"),
@@ -93,8 +98,8 @@ def test_ops_draws_a_picture(tmp_path: Path) -> None:
         (["bench", "step", "--seconds", "0"], "--seconds is 0; it must be above 0 and at most 3600"),
         (["bench", "ops", "--device", "tpu"], "--device is 'tpu'; choose cpu or cuda"),
         (["bench", "ops", "--seconds", "-1"], "--seconds is -1"),
-        (["nonsense"], "nonsense"),
-        ([], "subcommand"),
+        (["reprot"], "unknown command 'reprot' (did you mean report?); choose one of train, recipes,"),
+        ([], "no command is named; choose one of train, recipes,"),
         (
             ["transfer", "a", "digits", "--policy", "b"],
             "transfer takes the policy file as its first argument; leave out --policy",
@@ -111,9 +116,86 @@ def test_ops_draws_a_picture(tmp_path: Path) -> None:
 def test_a_users_mistake_is_one_sentence_and_status_2(args: list[str], sentence: str, tmp_path: Path) -> None:
     done = metaaugment(*args, cwd=tmp_path)
     assert done.returncode == 2
-    assert sentence in done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("metaaugment: ")
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--epochs", "1"], "a command is expected before --epochs; choose one of train, recipes,"),
+        (["ops", "--size", "x"], "--size is 'x'; it must be a whole number; see metaaugment ops --help"),
+        (["ops", "--size"], "--size has no value; it must be a whole number; see metaaugment ops --help"),
+        (["ops", "nope"], "ops does not take 'nope'; see metaaugment ops --help"),
+        (
+            ["bench", "nope"],
+            "unknown benchmark 'nope'; choose one of ops, step, transfer; see metaaugment bench --help",
+        ),
+        (
+            ["bench", "step", "--seconds", "soon"],
+            "--seconds is 'soon'; it must be a number; see metaaugment bench step",
+        ),
+        (["train"], "no recipe is named; choose one of digits, folder,"),
+        (["train", "nope"], "unknown recipe 'nope'; choose one of digits, folder,"),
+        (["train", "digit"], "unknown recipe 'digit' (did you mean digits?); choose one of digits, folder,"),
+        (["train", "--resume", "runs/x"], "a recipe is expected before --resume; choose one of digits, folder,"),
+        (
+            ["train", "digits", "--epochs", "x"],
+            "--epochs is 'x'; it must be a whole number; see metaaugment train digits",
+        ),
+        (["train", "digits", "--epochs=1.5"], "--epochs is '1.5'; it must be a whole number"),
+        (["train", "digits", "--size", "x"], "--size is 'x'; it must be a whole number or None"),
+        (["train", "digits", "--lr", "fast"], "--lr is 'fast'; it must be a number"),
+        (["train", "digits", "--out", "--epochs", "1"], "--out has no value; give one after it"),
+        (["train", "digits", "--nope", "3"], "train digits has no flag '--nope'"),
+        (["train", "digits", "--label_smothing", "3"], "(did you mean --label-smoothing?); choose one of --dataset,"),
+        (["train", "digits", "--flip=1"], "--flip is a switch and takes no value, but got '1'"),
+        (["train", "digits", "--no-flop"], "train digits has no flag '--no-flop' (did you mean --no-flip?)"),
+        (
+            ["train", "digits", "--precision", "float16"],
+            "choose one of bf16, float32, float64, None; see metaaugment train digits --help",
+        ),
+        (["train", "digits", "folder"], "train digits does not take 'folder'; see metaaugment train digits --help"),
+        (["search"], "no system is named; choose one of faa, pba, dada, autoaugment; see metaaugment search --help"),
+        (["search", "faa"], "no recipe is named; choose one of digits, folder,"),
+        (["search", "nope", "digits"], "unknown system 'nope'; choose one of faa, pba, dada, autoaugment;"),
+        (["search", "faa", "nope"], "unknown recipe 'nope'; choose one of digits, folder,"),
+        (["search", "pba", "digits", "--functions", "own"], "--functions is 'own'; choose one of paper, pba; see"),
+        (["export"], "export needs RUN and FILE; see metaaugment export --help"),
+        (["export", "runs/x"], "export needs FILE; see metaaugment export --help"),
+        (["inspect"], "inspect needs FILE"),
+        (["convergence", "--horizons", "8", "x"], "--horizons is '8 x'; it must be whole numbers"),
+        (["transfer", "a"], "transfer needs RECIPE; see metaaugment transfer --help"),
+        (["transfer", "a", "nope"], "unknown recipe 'nope'; choose one of digits, folder,"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_words_that_cannot_be_understood_are_one_sentence(
+    args: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert program(*args) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("metaaugment: ")
+    assert sentence in shown.err
+    assert re.search(r"; see metaaugment( [a-z]+)* --help$", shown.err.strip())
+    assert len(shown.err.splitlines()) == 1
+    assert not shown.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_else_tyro_refuses_is_one_sentence_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "mistake", lambda *_: None)
+    assert program("train", "digits", "--epochs", "x") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("metaaugment: ")
+    assert "--epochs: invalid literal for int() with base 10: 'x'" in line
+    assert not re.search("[─-╿]", line)
 
 
 @pytest.mark.parametrize("args", [["transfer", "--help"], ["transfer", "a", "--help"], ["transfer", "a", "-h"]])

@@ -20,9 +20,14 @@ def refuse(name: str, value: object, good: bool, allowed: str) -> None:
 
 def one_of(value: str, allowed: Iterable[str], flag: str) -> None:
     if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{flag} is {value!r}{hint}; choose one of {', '.join(allowed)}")
+        raise ValueError(f"{flag} is {choice(value, allowed)}")
+
+
+def choice(value: str, allowed: Iterable[str]) -> str:
+    """A value that is not among the allowed ones, and what to choose instead."""
+    near = difflib.get_close_matches(value, allowed, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"{value!r}{hint}; choose one of {', '.join(allowed)}"
 
 
 def flags(value: Any, default: Any, names: Iterable[str] | None = None) -> list[str]:
