@@ -4,7 +4,7 @@ import itertools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import cleandoc
@@ -21,6 +21,7 @@ from metaaugment.distributed import Parted, rank
 from metaaugment.training import launch
 from metaaugment.training.faults import full_memory, lost_reader
 from metaaugment.training.interruption import Interrupted
+from metaaugment.training.terminal import on_terminal
 
 if TYPE_CHECKING:
     from metaaugment.experiments.place import Place
@@ -78,7 +79,7 @@ def ops(
         figures.check(picture, "--picture")
         operations.draw(picture, image, space or "metaaugment")
         print(picture)
-    elif sys.stdout is not None and sys.stdout.isatty():
+    elif on_terminal():
         operations.print_table(space or "metaaugment", size)
     elif space is not None:
         print("\n".join("\t".join(row) for row in operations.level_rows(space, size)))
@@ -129,15 +130,20 @@ def bench_transfer(
 
 def recipes() -> None:
     """List the recipes: every row of the paper's tables, plus digits and folder."""
-    from rich.table import Table
-
     from metaaugment.experiments.paper import RECIPES
 
-    if not Console().is_terminal:
-        print("\n".join(RECIPES))
+    listed(RECIPES)
+
+
+def listed(functions: Mapping[str, object]) -> None:
+    """Print names, one per line; on a terminal, each with the first line on what it is."""
+    from rich.table import Table
+
+    if not on_terminal():
+        print("\n".join(functions))
         return
-    table = Table("recipe", "what it is", box=None, pad_edge=False, show_header=False)
-    for name, function in RECIPES.items():
+    table = Table("name", "what it is", box=None, pad_edge=False, show_header=False)
+    for name, function in functions.items():
         table.add_row(name, (function.__doc__ or "").split("\n")[0])
     Console().print(table)
 
@@ -149,7 +155,9 @@ class Patient(Console):
     """
 
     def __init__(self, quiet: bool = False) -> None:
-        super().__init__(quiet=quiet, soft_wrap=True, markup=False, emoji=False, highlight=False)
+        super().__init__(
+            quiet=quiet, soft_wrap=True, markup=False, emoji=False, highlight=False, force_terminal=on_terminal()
+        )
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -248,7 +256,10 @@ def data(
         Path | None, option("Folder of the data.", "$METAAUGMENT_DATA or ~/.cache/metaaugment", "DIR")
     ] = None,
 ) -> None:
-    """List which data sets are present, where they are looked for, and how to get them; or fetch one."""
+    """List which data sets are present, where they are looked for, and how to get them; or fetch one.
+
+    When not on a terminal: names, one per line.
+    """
     from metaaugment.data.download import get
     from metaaugment.data.status import status
 
@@ -259,8 +270,8 @@ def data(
             sentence = get(words[1], data, progress)
         print(sentence)
         return
-    if not Console().is_terminal:
-        print("\n".join(f"{one.name}\t{one.state}\t{one.where}\t{one.how}".rstrip() for one in status(data)))
+    if not on_terminal():
+        print("\n".join(one.name for one in status(data)))
         return
     for one in status(data):
         Console().print(f"[bold]{one.name}[/bold]", end="  ")
@@ -282,7 +293,7 @@ def fetching() -> Iterator[Callable[[str, int, int | None], None]]:
         TimeRemainingColumn(),
     )
     tasks = {}
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not on_terminal(sys.stderr)) as bar:
 
         def progress(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
@@ -591,6 +602,8 @@ def call(args: Sequence[str]) -> None:
             launch.join()
         if args[:1] in (["search"], ["reproduce"]):
             launch.check_alone(args[0])
+        if args == ["bench"]:
+            return listed(BENCHES.commands)
         args = rewritten(args)
         understood(program(args), "metaaugment", args, console_outputs=rank() == 0)()
     except BrokenPipeError:  # the reader of our output has closed it
@@ -620,6 +633,6 @@ def call(args: Sequence[str]) -> None:
 
 def fail(sentence: str, status: int = 2) -> NoReturn:
     if launch.speaks():
-        console = Console(stderr=True, soft_wrap=True)
+        console = Console(stderr=True, soft_wrap=True, force_terminal=on_terminal(sys.stderr))
         console.print(f"metaaugment: {sentence}", style="red", markup=False, highlight=False)
     sys.exit(status)

@@ -24,6 +24,7 @@ NOT_RUN = [
     ("comparing.md", "hours of training"),
     ("comparing.md", "needs the file of such a search"),
     ("comparing.md", "minutes to days of training"),
+    ("data.md", "on a terminal"),
     ("data.md", "fetches archives from the internet"),
     ("data.md", "takes as long as your images"),
     ("index.md", "installs into .venv and trains for some minutes"),

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import metaaugment as ma
-from metaaugment import sealed
+from metaaugment import OPS, sealed
 from metaaugment.baselines import published
 from metaaugment.data import cifar, omniglot
 from metaaugment.experiments.paper import RECIPES
@@ -229,17 +229,36 @@ def test_the_command_that_goes_on_says_all_that_was_said_of_the_place(tmp_path: 
     assert tyro.cli(Place, args=words[3:]) == place
 
 
-def test_recipes_piped_are_plain_names(capsys: Captured) -> None:
-    assert program("recipes") == 0
-    assert capsys.readouterr().out.splitlines() == list(RECIPES)
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [("recipes", [*RECIPES]), ("bench", ["ops", "step", "transfer"]), ("ops", [op.name for op in OPS]),
+     ("data", ["digits", "cifar10", "cifar100", "omniglot", "imagenet"])],
+)  # fmt: skip
+def test_lists_are_plain_names_where_there_is_no_terminal(
+    command: str, names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Also where colors are asked for; on a terminal, each name is explained."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert program(command) == 0
+    assert capsys.readouterr().out.splitlines() == names
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert program(command) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in names)
+    assert shown.splitlines() != names
 
 
 def test_data_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """On a terminal: a line on each, and one on how to get it."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path))
     (tmp_path / "cifar-100-binary").mkdir()
     (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(b"x")
     assert program("data", "--data", tmp_path) == 0
-    lines = {line.split("\t")[0]: line.split("\t")[1:] for line in capsys.readouterr().out.splitlines()}
+    said = re.sub(r"\n +", "  ", capsys.readouterr().out)
+    lines = {line.split("  ")[0]: line.split("  ")[1:] for line in said.splitlines()}
     assert lines["digits"][0] == "complete"
     assert lines["cifar10"] == ["complete", str(tmp_path / "cifar-10-batches-bin")]
     assert lines["cifar100"][0].startswith("incomplete: ")

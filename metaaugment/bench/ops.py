@@ -24,6 +24,7 @@ from metaaugment.bench import pillow
 from metaaugment.bench.record import by_turns, check_new, write
 from metaaugment.ops import OPS, PAPER_OPS, find_space
 from metaaugment.training.machine import choose_device
+from metaaugment.training.terminal import on_terminal
 from metaaugment.transformation import Transformation, apply
 
 FILL = (128, 128, 128)
@@ -46,7 +47,7 @@ def run(seconds: float, device: str | None, out: Path | None) -> None:
     """Measure, print the table, and write the figures where asked."""
     check_new(out)
     device = choose_device(device)
-    console = Console()
+    console = Console(force_terminal=on_terminal())
     figures, absent = [], libraries()[1]
     for n, size in CASES[device]:
         with console.status(f"{n} images of {size}×{size} on {device}"):

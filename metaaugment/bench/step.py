@@ -21,6 +21,7 @@ from metaaugment.networks import network
 from metaaugment.policy import PolicyNetwork
 from metaaugment.sampler import TransformationSampler
 from metaaugment.training.machine import choose_device
+from metaaugment.training.terminal import on_terminal
 
 CLASSES = 100
 
@@ -66,7 +67,7 @@ def variants(captured: bool) -> list[Variant]:
 def run(names: tuple[str, ...], batch: int, seconds: float, device: str | None, out: Path | None) -> None:
     check_new(out)
     device = choose_device(device)
-    console, figures = Console(), []
+    console, figures = Console(force_terminal=on_terminal()), []
     for name in names or (("wrn-40-2", "wrn-28-10") if device == "cuda" else ("small-cnn",)):
         with console.status(f"{name}, batch {batch}, on {device}"):
             measured = measure(name, batch, seconds, device)

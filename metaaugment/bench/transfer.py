@@ -21,6 +21,7 @@ from metaaugment.ops import find_space
 from metaaugment.policy import PolicyNetwork
 from metaaugment.source import Source
 from metaaugment.training.machine import choose_device
+from metaaugment.training.terminal import on_terminal
 from metaaugment.transfer import LearnedPolicy
 
 # The task network, and the network that the policy sees through; on a GPU in our direction, then in the paper's.
@@ -39,7 +40,7 @@ class Figure:
 def run(batch: int, seconds: float, device: str | None, out: Path | None) -> None:
     check_new(out)
     device = choose_device(device)
-    console, figures = Console(), []
+    console, figures = Console(force_terminal=on_terminal()), []
     for name, eyes in PAIRS[device]:
         with console.status(f"{name} under a policy that sees through {eyes}, batch {batch}, on {device}"):
             measured = measure(name, eyes, batch, seconds, device)
