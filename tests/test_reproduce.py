@@ -22,6 +22,7 @@ import pytest
 from rich.console import Console
 
 from metaaugment import cli
+from metaaugment.data.status import check_there
 from metaaugment.experiments import jobs as working
 from metaaugment.experiments import reproduce as reproducing
 from metaaugment.experiments import results, run
@@ -41,6 +42,7 @@ from metaaugment.training.interruption import Interrupted
 from metaaugment.training.log import FIGURES, LOG
 from metaaugment.transfer import LearnedPolicy
 
+from commands import program
 from processes import until
 
 ROOT = Path(__file__).parent.parent
@@ -678,6 +680,30 @@ def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "runs" / "digits" / "baseline-seed1" / "alive").exists()
 
 
+def test_data_that_are_not_there_are_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them in one sentence; some of ImageNet's classes are enough to train on, and are not refused."""
+    monkeypatch.setattr(Job, "start", lambda job: pytest.fail(f"{job} was started"))
+    monkeypatch.chdir(tmp_path)
+    nowhere = tmp_path / "no data"
+    assert program("reproduce", "table-1", "--seeds", 5, "--data", nowhere) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    (sentence,) = shown.err.splitlines()
+    for name in ("cifar10", "cifar100"):
+        assert f"{name} is missing ({nowhere}/" in sentence
+        assert f"get it: metaaugment data get {name} --data '{nowhere}')" in sentence
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "imagenet" / "train").mkdir(parents=True)
+    (tmp_path / "imagenet" / "val").mkdir()
+    check_there(["digits", "imagenet"], tmp_path)
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"^not all data are there: cifar10 is incomplete: .*move .* away and get it"):
+        check_there(["cifar10"], tmp_path)
+
+
 def test_a_training_that_cannot_be_started_is_left_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(job: Job) -> None:
         raise OSError(11, "Resource temporarily unavailable")
@@ -962,7 +988,7 @@ def test_a_search_goes_on_and_one_that_failed_holds_up_its_runs(tmp_path: Path) 
     """By the words of its command; the run says nothing of its own, as the same command tries again."""
     entry = Entry("faa", {"method": "faa"}, search=("--folds", "0"))
     row, here, said = replace(ROWS["digits"], entries=(entry,)), where(tmp_path), io.StringIO()
-    with pytest.raises(ValueError, match=r"faa-search failed: .*--folds is 0; it must be"):
+    with pytest.raises(ValueError, match=r"faa-search failed: --folds is 0; it must be"):
         reproducing.reproduce([row], 1, None, 1, [], 1, here, tmp_path / "R.md", Console(file=said, soft_wrap=True))
     assert "1 failed, 1 left: run the same command to continue" in said.getvalue()
     search = Search(row, entry, 1, here)

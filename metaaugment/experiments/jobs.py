@@ -106,6 +106,10 @@ class Work(ABC):
         return self.where.runs / folder_name(self.row.recipe, self.epochs) / self.name
 
     @property
+    def dataset(self) -> str:
+        return RECIPES[self.row.recipe]().dataset
+
+    @property
     def begun(self) -> bool:
         return (self.folder / self.record).exists()
 
@@ -128,11 +132,11 @@ class Work(ABC):
             )  # fmt: skip
 
     def last_words(self, status: int) -> str:
-        """The last line of its output; for a process that was killed, the signal that killed it."""
+        """The last line of its output, without the program's name; of a process that was killed, the signal."""
         if status < 0:
             return f"killed by signal {-status}, as happens when memory is short; the same command continues it"
         lines = (self.folder.parent / f"{self.name}.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it printed nothing"
+        return lines[-1].removeprefix("metaaugment: ") if lines else "it printed nothing"
 
     def taken(self, words: str) -> bool:
         """Whether another process works in its folder, or did so when its own process ended with these words."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from metaaugment.data.status import check_there
 from metaaugment.experiments import results
 from metaaugment.experiments.jobs import Job, Recorded, Search, Where, Work
 from metaaugment.experiments.tables import Row
@@ -260,9 +261,11 @@ def reproduce(
     report.parent.mkdir(parents=True, exist_ok=True)
     results.markdown(where.results)
     jobs = planned(rows, seeds, epochs, entries, where, recorded)
+    queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console, worries)
+    held_up = queue.held_up(report)
+    check_there((job.dataset for job in jobs if job not in held_up and not job.finished), where.place.data)
     for folder in dict.fromkeys((job.result if isinstance(job, Job) else job.makes).parent for job in jobs):
         _try_writing(folder)
-    queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console, worries)
     began = time.monotonic()
     unwritten: Exception | None = None
     try:
