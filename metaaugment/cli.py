@@ -16,7 +16,7 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 import metaaugment
-from metaaugment.command import Group, understood
+from metaaugment.command import HELP, Group, understood
 from metaaugment.distributed import Parted, rank
 from metaaugment.training import launch
 from metaaugment.training.faults import full_memory, lost_reader
@@ -539,6 +539,8 @@ def searching(args: Sequence[str]) -> Group:
     act = partial(search, console=Patient(), said=said(args))
     systems = {}
     for system, kind in searches().items():
+        if system in args[1:2] and kind.spread and "address" in said(args) and not HELP & set(args):
+            raise ValueError(f"--address is for pba, which can run on Ray; {system} {kind.spread}; leave out the flag")
         about = cleandoc(kind.settings.__doc__ or "")
         searchers = {name: searcher_of(system, name, act) for name in recipes_of(args[2:3])}
         for name, command in searchers.items():

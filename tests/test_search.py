@@ -550,6 +550,9 @@ def test_a_trial_of_every_recipe_can_be_trained(system: str, name: str) -> None:
         (["faa", "digits", "--trials", "0"], "--trials is 0; it must be a whole number of at least 1"),
         (["pba", "digits", "--interval", "40"], "--interval is 40, but a trial has 40 epochs"),
         (["pba", "digits", "--address", "127.0.0.1:1"], "where no Ray cluster answers"),
+        (["faa", "digits", "--address", "auto"], "faa shares its trials among processes with --processes N, and among"),
+        (["dada", "digits", "--address=auto"], "--address is for pba, which can run on Ray; dada is a single"),
+        (["autoaugment", "digits", "--address", "h:1"], "autoaugment trains its networks one after the other, on one"),
         (["dada", "digits", "--temperature", "0"], "--temperature is 0.0; it must be above 0"),
         (["autoaugment", "digits", "--children", "-1"], "--children is -1; it must be a whole number of at least 1"),
         (["faa", "digits", "--method", "pba"], "--method is 'pba'; this is the search of faa"),
@@ -563,6 +566,7 @@ def test_a_users_mistake_is_one_sentence(
     said = capsys.readouterr().err
     assert sentence in said
     assert "Traceback" not in said
+    assert len(said.splitlines()) == 1
 
 
 def test_ops_says_what_a_policy_does(capsys: pytest.CaptureFixture[str]) -> None:

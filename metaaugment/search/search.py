@@ -33,7 +33,8 @@ class Kind:
 
     `system` is its name. `settings` is a flat dataclass, whose method `check` refuses invalid values. `find` is the
     search itself; `trial` turns a recipe into the default recipe of a trial. `work` says what the rows of its folder
-    are, `row` what each of them has. `where` names the settings that decide only where trials run.
+    are, `row` what each of them has. `where` names the settings that decide only where trials run. `spread` says how
+    the work is spread if not by Ray.
     """
 
     system: str
@@ -43,6 +44,7 @@ class Kind:
     work: Callable[[Sequence[Row]], str] = lambda rows: number_of("trial", len(rows))
     where: tuple[str, ...] = ()
     row: Mapping[str, Any] = field(default_factory=dict)
+    spread: str = ""
 
 
 def search(
