@@ -161,7 +161,15 @@ def copied_extractor(source: Source, tensors: Mapping[str, Tensor], own: nn.Modu
     if own is not None:
         if not isinstance(own, nn.Module):
             raise Foreign(f"extractor is {own!r}; give the network itself, an nn.Module")
-        return _fitted(deepcopy(plain(own)).float(), tensors, "w")
+        try:
+            own = deepcopy(plain(own))
+        except (RuntimeError, TypeError) as error:  # pruning and the older weight_norm leave tensors that refuse it
+            why = sealed.first_line(error)
+            raise Foreign(
+                f"extractor cannot be copied ({why}); make what computes its weights permanent, as "
+                "torch.nn.utils.prune.remove does"
+            ) from None
+        return _fitted(own.float(), tensors, "w")
     if source.network is None:
         raise Foreign(
             "its extractor is the user's own network; load it in Python with extractor=network, where "

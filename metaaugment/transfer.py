@@ -35,6 +35,7 @@ from metaaugment.policy import (
     weigh,
 )
 from metaaugment.policy_file import copied_extractor, copied_policy, plain, policy_name
+from metaaugment.replay import no_draws
 from metaaugment.sampler import FixedSampler, UniformSampler
 from metaaugment.source import Source, space_hash
 from metaaugment.transformation import (
@@ -357,8 +358,7 @@ def _check_normalization(learner: Learner, source: Source) -> None:
             return None
         return found if found.shape == meant.shape else None
 
-    devices = [learner.device] if learner.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices):  # training may go on afterwards, with the same draws
+    with torch.no_grad(), no_draws(learner.device):  # training may go on afterwards, with the same draws
         found, of_floats = prepared(levels), prepared(levels / 255)
     alike = [one for one in (found, of_floats) if one is not None and torch.allclose(one, meant, rtol=0.02, atol=0.02)]
     if found is not None and not alike:

@@ -29,6 +29,7 @@ def understood(commands: Sequence[Sequence[str]], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(reproduce, "reproduce", lambda rows, *more: asked.append(rows[0].table))
     monkeypatch.setattr(download, "get", lambda name, *more: asked.append(name))
     monkeypatch.setattr(export, "learned_policy", lambda folder: MagicMock(save=lambda *_: asked.append("export")))
+    monkeypatch.setattr(export, "save_network", lambda *_: asked.append("network"))
     monkeypatch.setattr(watch, "watch", lambda runs, write: asked.append("watch"))
     for command in commands:
         assert command[0] == "metaaugment"

@@ -356,11 +356,22 @@ def test_a_search_with_the_settings_of_its_row_is_taken(tmp_path: Path, kept: bo
     assert second.ready()
 
 
+def test_a_report_that_is_someone_elses_is_not_replaced(tmp_path: Path) -> None:
+    """RESULTS.md is the name by default, and a common one."""
+    report = tmp_path / "RESULTS.md"
+    report.write_text("# Results\n\nof mine\n")
+    where = Where(tmp_path / "runs", ROOT / "results", Place(device="cpu"))
+    with pytest.raises(ValueError, match=r"RESULTS\.md is not a report of reproduce; choose another name"):
+        reproducing.reproduce((), 1, None, None, (), None, where, report, QUIET)
+    assert report.read_text() == "# Results\n\nof mine\n"
+
+
 def test_the_kept_searches_are_those_of_their_rows() -> None:
-    (file,) = (ROOT / "results" / "searches").glob("*-*.json")
-    search = Search(*an_entry("omniglot-wrn-40-2", "dada"), None, Where(ROOT / "runs", ROOT / "results", Place()))
-    assert search.makes == file
-    search.check(cli.recorded)
+    where = Where(ROOT / "runs", ROOT / "results", Place())
+    searches = [Search(*an_entry("omniglot-wrn-40-2", system), None, where) for system in ("dada", "pba")]
+    assert {search.makes for search in searches} == set((ROOT / "results" / "searches").glob("*-*.json"))
+    for search in searches:
+        search.check(cli.recorded)
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -774,7 +785,7 @@ def test_a_run_that_cannot_be_kept_is_left_and_the_same_command_keeps_it(
 ) -> None:
     """It was told as 0 failed, 0 left, and the runs after it were not made."""
     stand_in(monkeypatch)
-    monkeypatch.setattr(results, "markdown", lambda folder: "the report")
+    monkeypatch.setattr(results, "markdown", lambda folder: results.MADE_BY)
     said = io.StringIO()
     first, second = jobs(tmp_path, 2)
     keep = Job.keep
@@ -837,10 +848,11 @@ def test_a_report_that_cannot_be_written_hides_no_interruption(
 def test_a_folder_without_results_is_said_so(tmp_path: Path) -> None:
     """As of a name that was misspelt: the report is then not that of the results, and is left alone."""
     said, report = io.StringIO(), tmp_path / "R.md"
-    report.write_text("of others\n")
+    others = f"{results.MADE_BY} of others\n"
+    report.write_text(others)
     reproducing.reproduce([], 1, None, None, (), None, where(tmp_path), report, Console(file=said, width=500))
     assert said.getvalue().strip().endswith(f"0 failed, 0 left; {tmp_path / 'results'} holds no result")
-    assert report.read_text() == "of others\n"
+    assert report.read_text() == others
 
 
 def test_a_result_that_was_not_kept_before_a_kill_is_kept_later(
@@ -1149,10 +1161,11 @@ def test_no_mean_is_over_runs_under_different_policies(tmp_path: Path) -> None:
 
 def test_no_results_replace_no_report(tmp_path: Path) -> None:
     report = tmp_path / "RESULTS.md"
-    report.write_text("of other results")
+    others = f"{results.MADE_BY} from other results"
+    report.write_text(others)
     (tmp_path / "results").mkdir()
     reproducing.reproduce([], 1, None, None, [], 1, where(tmp_path), report, QUIET)
-    assert report.read_text() == "of other results"
+    assert report.read_text() == others
     (tmp_path / "results").rmdir()
     (tmp_path / "results").write_text("no folder")
     with pytest.raises(ValueError, match=r"--results is .*, which is a file"):

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import metaaugment as ma
 from metaaugment import sealed
@@ -1039,3 +1040,15 @@ def test_the_words_say_what_is_in_it() -> None:
         assert words in text
     assert "  recipe: digits\n  test_accuracy: 0.97\n" in text
     assert "none: p alone" in "\n".join(learned_in_words(policy.sampler_only()))
+
+
+def test_an_extractor_that_cannot_be_copied_is_not_a_damaged_file(tmp_path: Path) -> None:
+    """Pruning leaves a tensor that deepcopy refuses: the file was called damaged."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    learner = ma.Learner(network, ma.TransformationSampler(), ma.PolicyNetwork(8))
+    learned = ma.LearnedPolicy.from_learner(learner, None, CLASSES, mean=[0] * 3, std=[1] * 3, size=4)
+    learned.save(tmp_path / "policy.safetensors")
+    prune.l1_unstructured(network[1], "weight", 0.5)
+    network(torch.rand(2, 3, 4, 4))
+    with pytest.raises(ValueError, match=r"cannot be used here: extractor cannot be copied .*; make what computes"):
+        ma.LearnedPolicy.load(tmp_path / "policy.safetensors", extractor=network)

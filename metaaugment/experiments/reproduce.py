@@ -255,6 +255,8 @@ def reproduce(
     # Check before hours of training, not after, that nothing keeps the report from being written.
     if report.is_dir():
         raise ValueError(f"--report is {report}, which is a folder; choose the name of a file")
+    if report.exists() and results.MADE_BY not in report.read_text(errors="replace")[:200]:
+        raise ValueError(f"{report} is not a report of reproduce; choose another name with --report, or move it away")
     for name, folder in (("--results", where.results), ("--runs", where.runs)):
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{name} is {folder}, which is a file; choose a folder")

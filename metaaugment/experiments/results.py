@@ -146,12 +146,15 @@ def accuracy_key(result: Result) -> str:
     return "held_back_accuracy" if "held_back_accuracy" in result else "test_accuracy"
 
 
+MADE_BY = "Made by `metaaugment reproduce`"  # at the beginning of what may be replaced
+
+
 def markdown(folder: Path) -> str:
     """The text of RESULTS.md."""
     lines = [
         "# Results",
         "",
-        "Made by `metaaugment reproduce` from the files under `results/`, one per run; nothing is typed by hand.",
+        f"{MADE_BY} from the files under `results/`, one per run; nothing is typed by hand.",
         "Accuracy in percent after the last epoch, on the test images except in rehearsals, as mean ± standard",
         "deviation over seeds. Time is that of training; “4 at once” means that up to 4 runs shared the GPU, so that",
         "it is not the time of a run alone.",
