@@ -163,6 +163,8 @@ def copied_extractor(source: Source, tensors: Mapping[str, Tensor], own: nn.Modu
             raise Foreign(f"extractor is {own!r}; give the network itself, an nn.Module")
         try:
             own = deepcopy(plain(own))
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, TypeError) as error:  # pruning and the older weight_norm leave tensors that refuse it
             why = sealed.first_line(error)
             raise Foreign(
