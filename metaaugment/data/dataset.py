@@ -145,7 +145,6 @@ class Entry:
     title: str
     read: Callable[[Request], Splits]
     locate: Callable[[Path], Path] | None
-    layout: str
     how: str
     size: int
     sizes: range
@@ -162,7 +161,6 @@ DATASETS: dict[str, Entry] = {
         "digits",
         read=lambda ask: digits.read(ask.seed, ask.size),
         locate=lambda root: digits.locate(),
-        layout="within scikit-learn",
         how="nothing to do: it comes with scikit-learn",
         size=digits.SIZE,
         sizes=range(8, 65),
@@ -172,7 +170,6 @@ DATASETS: dict[str, Entry] = {
         "CIFAR-10",
         read=lambda ask: cifar.read(cifar.CIFAR10, ask.root, ask.seed),
         locate=lambda root: cifar.locate(cifar.CIFAR10, root),
-        layout="cifar-10-batches-bin/*.bin, or the Python version: cifar-10-batches-py",
         how="metaaugment data get cifar10 --data {root}",
         size=32,
         sizes=range(32, 33),
@@ -189,7 +186,6 @@ DATASETS: dict[str, Entry] = {
         "CIFAR-100",
         read=lambda ask: cifar.read(cifar.CIFAR100, ask.root, ask.seed),
         locate=lambda root: cifar.locate(cifar.CIFAR100, root),
-        layout="cifar-100-binary/{train,test}.bin, or the Python version: cifar-100-python",
         how="metaaugment data get cifar100 --data {root}",
         size=32,
         sizes=range(32, 33),
@@ -206,7 +202,6 @@ DATASETS: dict[str, Entry] = {
         "Omniglot",
         read=lambda ask: omniglot.read(omniglot.OMNIGLOT, ask.root, ask.seed, ask.size, ask.progress),
         locate=lambda root: omniglot.locate(omniglot.OMNIGLOT, root),
-        layout="omniglot/images_background/ALPHABET/characterNN/*.png, and images_evaluation",
         how="metaaugment data get omniglot --data {root}",
         size=omniglot.SIZE,
         sizes=range(8, 106),
@@ -230,7 +225,6 @@ DATASETS: dict[str, Entry] = {
         "ImageNet",
         read=lambda ask: folder.read_imagenet(ask.root, ask.seed, ask.held_out, ask.size),
         locate=folder.locate_whole_imagenet,
-        layout="imagenet/train/CLASS/*.JPEG, and val",
         how="register at https://image-net.org/download, and unpack the training and validation images of ILSVRC2012 "
         "to {root}/imagenet/train and {root}/imagenet/val, with a folder for each class in both",
         size=folder.SIZE,
@@ -241,7 +235,6 @@ DATASETS: dict[str, Entry] = {
         "folder",
         read=lambda ask: folder.read_folder(ask.root, ask.seed, ask.held_out, ask.size),
         locate=None,
-        layout="a folder of images for each class; or train, val and test folders with such folders in them",
         how="name a folder of your own images with --data",
         size=folder.SIZE,
         sizes=range(8, MAX_SIDE + 1),
