@@ -310,6 +310,15 @@ def test_instance_norm_keeps_its_statistics() -> None:
     assert all(torch.equal(value, before[name]) for name, value in network.named_buffers())
 
 
+def test_a_layer_without_a_second_derivative_is_named_with_the_way_out() -> None:
+    class Hard(Tied):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.output(nn.functional.hardsigmoid(self.enter(x[:, :, ::2, ::2].flatten(1))))
+
+    with pytest.raises(NotImplementedError, match=r"no second derivative, .*; use route='difference'"):
+        flat_alignment(Hard(), "unrolled")
+
+
 def test_a_layer_without_forward_mode_is_named_with_the_way_out() -> None:
     class Attention(Tied):
         def forward(self, x: Tensor) -> Tensor:
