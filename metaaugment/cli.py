@@ -604,6 +604,8 @@ def call(args: Sequence[str]) -> None:
             launch.join()
         if args[:1] in (["search"], ["reproduce"]):
             launch.check_alone(args[0])
+        if args == ["--version"]:
+            return print(metaaugment.__version__)
         if args == ["bench"]:
             return listed(BENCHES.commands)
         args = rewritten(args)

@@ -217,3 +217,8 @@ def test_show_names_the_command_for_a_policy_that_looks_at_labels(tmp_path: Path
     assert "metaaugment export RUN FILE --sampler-only" in refused.stderr
     assert "--sampler-only" in metaaugment("export", "--help").stdout
     assert metaaugment("show", "alone.safetensors", "red.png", cwd=tmp_path).returncode == 0
+
+
+def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program("--version") == 0
+    assert capsys.readouterr().out == f"{ma.__version__}\n"
