@@ -461,12 +461,23 @@ def test_image_files(tmp_path: Path) -> None:
 # -- several processes -----------------------------------------------------------------------------------------------
 
 
+LONG = small(epochs=20)  # long enough to be disturbed
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of such a search by one process."""
+    out = tmp_path_factory.mktemp("pba") / "alone"
+    begin(out, LONG)
+    return out
+
+
 def by_place(out: Path) -> list[dict[str, Any]]:
     """The rows in the order of a single process, without their seconds."""
     return [without_seconds(row) for row in sorted(rows(out), key=lambda row: (row["generation"], row["trial"]))]
 
 
-def test_two_processes_of_which_one_is_killed_find_what_one_finds(whole: Path, tmp_path: Path) -> None:
+def test_two_processes_of_which_one_is_killed_find_what_one_finds(alone: Path, tmp_path: Path) -> None:
     """The other takes over its trial, from the last checkpoint of it, and each of the rows is that of one process."""
     out, struck = tmp_path / "search", []
 
@@ -478,14 +489,14 @@ def test_two_processes_of_which_one_is_killed_find_what_one_finds(whole: Path, t
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    file = begin(out, small(), replace(SETTINGS, processes=2))
+    file = begin(out, LONG, replace(SETTINGS, processes=2))
     killer.join()
     assert [worker.exitcode for worker in struck] == [-signal.SIGKILL]
-    assert published.find(file) == published.find(whole / "policy.json")
-    assert by_place(out) == by_place(whole)
+    assert published.find(file) == published.find(alone / "policy.json")
+    assert by_place(out) == by_place(alone)
 
 
-def test_processes_stop_at_a_signal_and_another_number_of_them_goes_on(whole: Path, tmp_path: Path) -> None:
+def test_processes_stop_at_a_signal_and_another_number_of_them_goes_on(alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "search"
 
     def ask() -> None:
@@ -495,11 +506,11 @@ def test_processes_stop_at_a_signal_and_another_number_of_them_goes_on(whole: Pa
     asker = threading.Thread(target=ask)
     asker.start()
     with pytest.raises(Interrupted):
-        begin(out, small(), replace(SETTINGS, processes=2))
+        begin(out, LONG, replace(SETTINGS, processes=2))
     asker.join()
-    assert 4 <= len(rows(out)) < 16
-    assert published.find(resume(out, small())) == published.find(whole / "policy.json")
-    assert by_place(out) == by_place(whole)
+    assert 4 <= len(rows(out)) < 80
+    assert published.find(resume(out, LONG)) == published.find(alone / "policy.json")
+    assert by_place(out) == by_place(alone)
 
 
 def test_a_trial_that_another_process_trains_is_left_to_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,6 +20,9 @@ from metaaugment.experiments.recipe import Recipe
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training.interruption import Interrupted, Interruption
 
+MOMENT = 0.1  # seconds after which a signal is heeded
+NEWS = 1.0  # seconds between looks at what is done
+
 
 def share(
     lab: Laboratory, processes: int, target: Callable[..., None], arguments: Sequence[Any], look: Callable[[], None]
@@ -28,11 +32,14 @@ def share(
 
     What a killed process leaves unfinished, the others may do; the caller starts what is left again.
     """
-    before = len(lab.trials())
+    before, looked = len(lab.trials()), time.monotonic()
 
     def meanwhile() -> None:
-        look()
+        nonlocal looked
         lab.stop_if_asked()
+        if time.monotonic() - looked >= NEWS:
+            looked = time.monotonic()
+            look()
 
     tasks = [(target, lab.recipe, lab.place, lab.folder, processes, index, arguments) for index in range(processes)]
     dead = work(_take_part, tasks, meanwhile)
@@ -81,7 +88,7 @@ def work(target: Callable[..., None], tasks: Sequence[tuple[Any, ...]], meanwhil
             processes.append(process)
             reports.append(report)
         while alive := [process.sentinel for process in processes if process.is_alive()]:
-            wait(alive, timeout=1)
+            wait(alive, timeout=MOMENT)
             meanwhile()
             _raise_first(reports)
     finally:
