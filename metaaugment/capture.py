@@ -18,7 +18,7 @@ from metaaugment.observation import Observation
 
 # Steps of each kind that first run uncaptured: optimizers create their state, cuDNN and Triton choose and compile.
 WARM_UP = 3
-# Passes of one step that draw the same numbers: the training pass and the alignment's, or the extractor's two passes.
+# Passes of one step that draw the same numbers: the training pass and the alignment's, or the policy's two passes.
 ALIKE = 2
 
 
@@ -86,7 +86,7 @@ class CapturedStep:
         static = tuple(value.clone() for value in batch)
         graph = torch.cuda.CUDAGraph()
         generator = torch.cuda.default_generators[learner.device.index or 0]
-        for series in ("network", "extractor"):
+        for series in ("network", "policy"):
             seed = int(torch.randint(0, 2**62, ()))
             alike = [generator.clone_state() for _ in range(ALIKE)]
             for state in alike:

@@ -197,25 +197,22 @@ class Learner:
             images = apply(images, t, self.space, self.fill)
             images = self.after(images) if self.after else images
             inputs = self.prepare(images)
-        replay, eyes, buffers = Replay(self.device), None, self._buffers()
+        replay, judging, buffers = Replay(self.device), Replay(self.device, "policy"), self._buffers()
         with replay.first(), self.features.watched(), self._precision_noted(replay):
             before = inputs._version
             logits = self.network(inputs)
             if inputs._version != before:  # a repeated pass would start from other inputs
                 raise ValueError("the network changes its input in place; let it work on a copy, as x = x - mean does")
             losses = self._losses(logits, labels, "training")
-        if self.extractor is not None:
-            eyes = Replay(self.device, "extractor")
-            with eyes.first(), self.features.watched():
-                said = self.extractor(inputs)
-        else:
-            said = logits
-        features = self.features.take().to(self.alpha.dtype)
-        features = features if self.extractor is not None else features.detach()
-        more = evidence(self.policy, said, labels)
-        outputs, weights = self._judge(features, t, more)
+        with judging.first():
+            if self.extractor is None:
+                features, said = self._features().detach(), logits
+            else:
+                features, said = self._extract(self.extractor, inputs)
+            more = evidence(self.policy, said, labels)
+            outputs, weights = self._judge(features, t, more)
         return Observation(
-            images, labels, t, features, outputs, weights, losses, logits, inputs, replay, buffers, eyes, more
+            images, labels, t, features, outputs, weights, losses, logits, inputs, replay, buffers, judging, more
         )
 
     @property
@@ -434,14 +431,24 @@ class Learner:
 
     @torch.no_grad()
     def _judge_again(self, seen: Observation) -> Tensor:
-        features, more = seen.features, seen.evidence
-        if self.extractor is not None and seen.eyes is not None:
-            with seen.eyes.again(), undisturbed(self.extractor), self.features.watched():
-                said = self.extractor(seen.inputs)
-            features = self.features.take().to(self.alpha.dtype)
-            more = evidence(self.policy, said, seen.labels)
-        with undisturbed(self.policy):
+        """The weights V of the policy as it is now, from the same draws of its layers and its extractor's."""
+        with seen.judging.again(), undisturbed(self.policy):
+            features, more = seen.features, seen.evidence
+            if self.extractor is not None:
+                with undisturbed(self.extractor):
+                    features, said = self._extract(self.extractor, seen.inputs)
+                more = evidence(self.policy, said, seen.labels)
             return self._judge(features, seen.transformation, more)[1]
+
+    def _extract(self, extractor: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The features of an extractor of the policy's own, and its logits."""
+        with self.features.watched():
+            logits = extractor(inputs)
+        return self._features(), logits
+
+    def _features(self) -> Tensor:
+        """Those of the pass just watched, in the policy's precision."""
+        return self.features.take().to(self.alpha.dtype)
 
     def _pass(self, seen: Observation) -> Pass:
         """The training pass of a mini-batch, for the routes, which repeat it at other parameters."""

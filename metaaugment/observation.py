@@ -26,7 +26,7 @@ class Observation:
     inputs: Tensor = field(repr=False)  # the images as the network gets them
     replay: Replay = field(repr=False)
     buffers: Buffers = field(repr=False)  # of the network, from before its pass
-    eyes: Replay | None = field(default=None, repr=False)  # of the policy's own extractor
+    judging: Replay = field(repr=False)  # of the policy, and of its own extractor
     evidence: tuple[Tensor, ...] = field(default=(), repr=False)  # what else the policy sees
     alignment: Float[Tensor, " n"] | None = None  # s, on steps that update the policy
     gradient: list[Tensor | None] | None = field(default=None, repr=False)  # Eq. 2's, where it stands in for Eq. 4's

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 # While a step is captured in a CUDA graph, a generator's state cannot be read. Instead, passes that are to draw the
 # same numbers each have a generator state of their own, all with the same seed. `capture.py` puts them here, in the
-# order of the passes, as two series: those of the task network and those of the policy's own extractor.
+# order of the passes, as two series: those of the task network, and those of the policy with its own extractor.
 captured_states: dict[str, list[torch.Generator]] = {}
 
 

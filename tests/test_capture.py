@@ -104,6 +104,35 @@ def test_dropout_is_replayed_inside_a_graph() -> None:
 
 
 @pytest.mark.gpu
+def test_dropout_of_the_policy_is_replayed_inside_a_graph() -> None:
+    """A policy that does not move gives Eq. 4 the weights first seen: the step's gradient is theirs."""
+
+    class Dropping(ma.PolicyNetwork):
+        def forward(self, features: torch.Tensor, embedding: torch.Tensor, *evidence: torch.Tensor) -> torch.Tensor:
+            return super().forward(nn.functional.dropout(features), embedding)
+
+    class Noting(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:
+            gradient = torch.cat([p.grad.flatten() for group in self.param_groups for p in group["params"]])
+            noted.copy_(gradient)
+
+    network, policy = ma.network("small-cnn", 10).cuda().double(), Dropping(128).cuda().double()
+    joint = Joint(network, policy)
+    noted = torch.zeros(sum(p.numel() for p in network.parameters()), device="cuda", dtype=torch.double)
+    task = Noting(network.parameters(), 0.0, fused=True)
+    captured = CapturedStep(joint.learner, task, torch.optim.SGD(joint.learner.policy_parameters(), 0.0, fused=True))
+    train, validation, outputs = batches(1), batches(2), []
+    for _ in range(WARM_UP + 4):
+        seen = captured(*next(train), validation)
+        losses = nn.functional.cross_entropy(network(seen.inputs), seen.labels, reduction="none")
+        gradient = torch.autograd.grad((seen.weights.detach() * losses).sum(), list(network.parameters()))
+        torch.testing.assert_close(noted, torch.cat([g.flatten() for g in gradient]), rtol=1e-6, atol=1e-9)
+        outputs.append(seen.outputs.detach().clone())
+    assert not torch.equal(outputs[-1], outputs[-2])
+
+
+@pytest.mark.gpu
 def test_another_thread_may_pin_memory_meanwhile() -> None:
     """As a DataLoader's does; none is given back, so that the allocator has to ask the device each time."""
     joint = Joint(ma.network("wrn-40-2", 10).cuda(), ma.PolicyNetwork(128).cuda())

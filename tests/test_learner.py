@@ -368,6 +368,22 @@ def test_dropout_is_replayed_and_the_generator_goes_on() -> None:
     assert torch.equal(torch.rand(3), after)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_dropout_of_the_policy_is_replayed_too(own: bool) -> None:
+    """As long as θ has not moved, Eq. 4 has the weights first seen."""
+
+    class Dropping(ma.PolicyNetwork):
+        def forward(self, features: Tensor, embedding: Tensor, *evidence: Tensor) -> Tensor:
+            return super().forward(nn.functional.dropout(features), embedding)
+
+    joint = learner(policy=Dropping(128), extractor=nn.Sequential(nn.Dropout(0.2), small()) if own else None)
+    seen = joint.observe(*data())
+    joint.policy_backward(seen, *data())
+    before = torch.get_rng_state()
+    torch.testing.assert_close(joint.weighted_loss(seen), (seen.weights * seen.losses).sum())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
 @pytest.mark.parametrize("failing", [1, 2])
 def test_an_exception_in_a_pass_leaves_w_restored(failing: int, error: type[BaseException]) -> None:
