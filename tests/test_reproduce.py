@@ -368,7 +368,7 @@ def test_a_report_that_is_someone_elses_is_not_replaced(tmp_path: Path) -> None:
 
 def test_the_kept_searches_are_those_of_their_rows() -> None:
     where = Where(ROOT / "runs", ROOT / "results", Place())
-    searches = [Search(*an_entry("omniglot-wrn-40-2", system), None, where) for system in ("dada", "pba")]
+    searches = [Search(*an_entry("omniglot-wrn-40-2", system), None, where) for system in ("dada", "faa", "pba")]
     assert {search.makes for search in searches} == set((ROOT / "results" / "searches").glob("*-*.json"))
     for search in searches:
         search.check(cli.recorded)
