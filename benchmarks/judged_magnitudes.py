@@ -8,37 +8,28 @@ sample counts for both of its functions. If outputs merely followed losses, they
 samples are hard.
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import tyro
-from rich.console import Console
+from over_runs import Runs
 from torch import Tensor
 
 from metaaugment.experiments.diagnosis import correlation
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.run import as_it_was
 from metaaugment.ops import MAX_MAGNITUDE, PAPER_OPS
 from metaaugment.seeds import SAMPLES, derived_seed
-from metaaugment.training.machine import machine
+from metaaugment.training.trainer import Trainer
 
 QUARTERS = 4
 
 
 @dataclass
-class Settings:
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    data: Path | None = None
-    device: str | None = None
+class Settings(Runs):
     batches: int = 120
-    out: Path | None = None
 
 
 @torch.no_grad()
-def look(run: Path, settings: Settings) -> dict[str, object]:
-    was = as_it_was(run, Place(data=settings.data, device=settings.device), Console())
+def look(was: Trainer, settings: Settings) -> dict[str, object]:
     learner, samples = was.learner, was.train.since(0)
     rows: list[Tensor] = []
     for step in range(settings.batches):
@@ -67,16 +58,6 @@ def by_function(cells: Tensor, values: Tensor) -> dict[str, list[float]]:
     return {op.name: row for op, row in zip(PAPER_OPS, means, strict=True) if op.magnitude}
 
 
-def main(settings: Settings) -> None:
-    found = {}
-    for run in settings.runs:
-        name = run.name if sum(run.name == other.name for other in settings.runs) == 1 else str(run)
-        found[name] = look(run, settings)
-        print(name, json.dumps(found[name]), flush=True)
-    if settings.out:
-        device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        settings.out.write_text(json.dumps({"machine": machine(device), "runs": found}, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main(tyro.cli(Settings))
+    settings = tyro.cli(Settings)
+    settings.each(lambda was: look(was, settings))

@@ -8,46 +8,32 @@ correlation with the loss of the sample, and its means in fifths of the samples,
 Means are in standard deviations of the alignment.
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import tyro
-from rich.console import Console
+from over_runs import Runs
 from torch import Tensor
 
 from metaaugment.data.batches import Batches
 from metaaugment.experiments.diagnosis import correlation
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.run import as_it_was
-from metaaugment.training.machine import machine
+from metaaugment.training.trainer import Trainer
 
 MULTIPLES = (0, 1, 3, 10)  # with momentum 0.9, a gradient moves w by ten steps in the end
 
 
 @dataclass
-class Settings:
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    data: Path | None = None
-    device: str | None = None
+class Settings(Runs):
     batches: int = 8  # mini-batches that the alignment is computed for
     validation: int = 512  # validation images for each of them
-    out: Path | None = None
 
 
-def look(run: Path, settings: Settings) -> dict[str, object]:
-    was = as_it_was(run, Place(data=settings.data, device=settings.device), Console())
+def look(was: Trainer, settings: Settings) -> dict[str, object]:
     learner, train = was.learner, was.train
-    # Not lagged, so that the graph of a pass is kept for several α. Only alignments are wanted: nothing is learned.
-    learner.lagged, learner.part = False, train.batch
-    for part in (learner.policy, learner.extractor):
-        if part is not None:
-            part.requires_grad_(False)
-    learner.alpha.requires_grad_(True)
+    learner.part = train.batch
     validation = Batches(was.validation.split, settings.validation, 0, train.device, train.reader).since(0)
     if (rate := was.rate(learner.steps)) <= 0:
-        raise SystemExit(f"{run} is finished, and its learning rate is 0; name a run that is still training")
+        raise SystemExit("the run is finished, and its learning rate is 0; name one that is still training")
     alphas = {f"{multiple} × the learning rate": multiple * rate for multiple in MULTIPLES}
     if was.policy_optimizer is not None and was.alpha is None:
         alphas["learned"] = learner.alpha.item()
@@ -56,11 +42,11 @@ def look(run: Path, settings: Settings) -> dict[str, object]:
     samples = train.since(0)
     for _ in range(settings.batches):
         seen, ahead = learner.observe(*next(samples)), next(validation)
+        _, g = learner.inner_gradient(seen, retain_graph=False)
         for name, alpha in alphas.items():
             learner.alpha.data.fill_(alpha)
-            learner.policy_backward(seen, *ahead)
-            assert seen.alignment is not None
-            alignment[name].append(seen.alignment.double().cpu())
+            v = learner.gradient_ahead(seen, g, *ahead)
+            alignment[name].append(learner.alignment(seen, v).double().cpu())
         losses.append(seen.losses.detach().double().cpu())
     loss = torch.cat(losses)
     return {
@@ -79,17 +65,6 @@ def summary(s: Tensor, loss: Tensor) -> dict[str, object]:
     return {"mean": s.mean().item(), "correlation with the loss": correlation(s, loss), "fifths": fifths}
 
 
-def main(settings: Settings) -> None:
-    found = {}
-    for run in settings.runs:
-        name = run.name if sum(run.name == other.name for other in settings.runs) == 1 else str(run)
-        found[name] = look(run, settings)
-        print(name, json.dumps(found[name], indent=1, ensure_ascii=False), flush=True)
-    if settings.out:
-        device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        kept = {"machine": machine(device), "validation": settings.validation, "runs": found}
-        settings.out.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-
-
 if __name__ == "__main__":
-    main(tyro.cli(Settings))
+    settings = tyro.cli(Settings)
+    settings.each(lambda was: look(was, settings), validation=settings.validation)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from metaaugment import replay
 from metaaugment.learner import Batch, Learner, next_batch
-from metaaugment.observation import Observation
+from metaaugment.observation import Observation, short
 
 # Steps of each kind that first run uncaptured: optimizers create their state, cuDNN and Triton choose and compile.
 WARM_UP = 3
@@ -62,10 +62,10 @@ class CapturedStep:
             self.graphs[due] = self._capture(batch)
         graph, static, seen = self.graphs[due]
         for kept, new in zip(static, batch, strict=True):
-            if kept.shape != new.shape:
+            if (kept.dtype, kept.shape) != (new.dtype, new.shape):
                 raise ValueError(
-                    f"a batch has shape {tuple(new.shape)}, but the captured step was made for {tuple(kept.shape)}; "
-                    "drop the last, smaller batch, or use learner.step for it"
+                    f"a batch is {short(new.dtype)} {list(new.shape)}, but the captured step was made for "
+                    f"{short(kept.dtype)} {list(kept.shape)}; drop the last, smaller batch, or use learner.step for it"
                 )
             kept.copy_(new)
         graph.replay()

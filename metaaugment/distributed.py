@@ -52,6 +52,11 @@ def total(value: Tensor) -> Tensor:
     return value if world_size() == 1 else _Total.apply(value)
 
 
+def whole_length(part: Tensor) -> Tensor:
+    """How many rows the global batch has, of which this is a process's part."""
+    return total(torch.full((), len(part), dtype=part.dtype, device=part.device))
+
+
 def gathered(value: Tensor) -> Tensor:
     """Differentiable all-gather: the values of all processes, stacked to [processes, …].
 

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 Parameters = dict[str, nn.Parameter]
 Gradient = Sequence[Tensor]
@@ -52,10 +51,10 @@ class Pass:
 Route = Callable[[Pass, Gradient], Float[Tensor, " n"]]
 
 
-def inner_gradient(
+def weighted_gradient(
     losses: Float[Tensor, " n"], weights: Float[Tensor, " n"], parameters: Parameters, retain_graph: bool
 ) -> list[Tensor | None]:
-    """Eq. 2: g = Σ V_i ∇L_i(w), with None for parameters that the losses do not depend on."""
+    """Jᵀ V = Σ V_i ∇L_i(w), the g of Eq. 2, with None for parameters that the losses do not depend on."""
     # Scaled by a power of two, the same on all processes: nothing underflows in float16, and otherwise no bit changes.
     weighted = (SCALE * weights.detach() * losses).sum()
     gradient = torch.autograd.grad(weighted, list(parameters.values()), retain_graph=retain_graph, allow_unused=True)
@@ -175,7 +174,7 @@ def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
 ROUTES: dict[str, Route] = {"difference": difference, "forward": forward, "unrolled": unrolled}
 
 
-# -- moving w, and leaving everything else as it was -----------------------------------------------------------------
+# -- what the routes need ---------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -191,36 +190,6 @@ def moved(parameters: Sequence[Tensor], direction: Gradient, length: Tensor) -> 
         yield
     finally:
         torch._foreach_copy_(data, kept)
-
-
-@contextmanager
-def undisturbed(network: nn.Module, buffers: "Buffers | None" = None) -> Iterator[None]:
-    """Passes inside leave no trace in running statistics or any other buffer, and start from `buffers` if given.
-
-    Not by restoring them: once a buffer is written, autograd rejects the training pass's retained graph as stale.
-    Instead, batch normalisation is told not to track, and other modules work on copies.
-    """
-    tracking = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
-    now = other_buffers(network)
-    try:
-        for module in tracking:
-            module.track_running_stats = False
-        for module, kept in (now if buffers is None else buffers).items():
-            module._buffers.update({name: b if b is None else b.clone() for name, b in kept.items()})
-        yield
-    finally:
-        for module in tracking:
-            module.track_running_stats = True
-        for module, kept in now.items():
-            module._buffers.update(kept)
-
-
-Buffers = dict[nn.Module, dict[str, Tensor | None]]
-
-
-def other_buffers(network: nn.Module) -> Buffers:
-    """The buffers of all modules but batch normalisation, which does not read its own in training."""
-    return {m: dict(m._buffers) for m in network.modules() if m._buffers and not isinstance(m, _BatchNorm)}
 
 
 @contextmanager

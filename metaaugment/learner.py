@@ -17,18 +17,15 @@ from metaaugment.embedding import embed
 from metaaugment.features import Features
 from metaaugment.hypergradient import (
     ROUTES,
-    Buffers,
     Pass,
     at_expectation,
     filled,
-    inner_gradient,
     moved,
     norm,
     not_compiled,
-    other_buffers,
     outer_loss,
     refuse_reentrant,
-    undisturbed,
+    weighted_gradient,
 )
 from metaaugment.observation import (
     Observation,
@@ -39,9 +36,9 @@ from metaaugment.observation import (
     check_losses,
     short,
 )
-from metaaugment.ops import Space
+from metaaugment.ops import Space, find_space
 from metaaugment.policy import check_outputs, evidence, is_blind, weigh
-from metaaugment.replay import Replay, no_draws, precisions
+from metaaugment.replay import Buffers, Replay, other_buffers, precisions, seeded, undisturbed
 from metaaugment.transformation import Transformation, apply
 
 Batch = tuple[Tensor, Tensor]
@@ -142,7 +139,7 @@ class Learner:
         self.after = after
         self.prepare = prepare or self._to_unit_range
         self.generator = generator or self._default_generator()
-        self.space = space
+        self.space = find_space(space)
         self.fill = fill
         self.part = part
         self.features = Features(bare(network) if extractor is None else extractor, features)
@@ -173,11 +170,10 @@ class Learner:
         """What `observe` would see with draws from this seed, without a trace: nothing is recorded, no statistics
         change, and no generator advances."""
         before = None if self.generator is None else self.generator.get_state()
-        with no_draws(self.device), ExitStack() as stack:
+        with seeded(self.device, seed), ExitStack() as stack:
             for module in (bare(self.network), self.extractor, self.policy):
                 if module is not None:
                     stack.enter_context(undisturbed(module))
-            torch.manual_seed(seed)
             if self.generator is not None:
                 self.generator.manual_seed(seed)
             try:
@@ -206,13 +202,24 @@ class Learner:
             losses = self._losses(logits, labels, "training")
         with judging.first():
             if self.extractor is None:
-                features, said = self._features().detach(), logits
+                features, more = self._features().detach(), evidence(self.policy, logits, labels)
             else:
-                features, said = self._extract(self.extractor, inputs)
-            more = evidence(self.policy, said, labels)
+                features, more = self._extract(self.extractor, inputs, labels)
             outputs, weights = self._judge(features, t, more)
         return Observation(
-            images, labels, t, features, outputs, weights, losses, logits, inputs, replay, buffers, judging, more
+            images=images,
+            labels=labels,
+            transformation=t,
+            features=features,
+            outputs=outputs,
+            weights=weights,
+            losses=losses,
+            logits=logits,
+            inputs=inputs,
+            replay=replay,
+            buffers=buffers,
+            judging=judging,
+            evidence=more,
         )
 
     @property
@@ -242,8 +249,8 @@ class Learner:
                 f"the validation images are {theirs}, but the training images {ours}; give both the same dtype, since "
                 "both go through prepare="
             )
-        own, g = self._inner_gradient(seen, retain_graph=not self.lagged)  # ŵ = w − α g is Eq. 2
-        v = self._gradient_ahead(seen, g, images, labels)  # ∇ L_val(ŵ)
+        own, g = self.inner_gradient(seen, retain_graph=not self.lagged)  # ŵ = w − α g is Eq. 2
+        v = self.gradient_ahead(seen, g, images, labels)  # ∇ L_val(ŵ)
         if "repeatable" not in self._checked:
             self._check_repeatable(seen)
         seen.alignment = self.alignment(seen, v)  # s = J v
@@ -279,6 +286,29 @@ class Learner:
         if value.requires_grad and not (seen.replay.autocast and seen.replay.precision == torch.float16):
             value.register_hook(lambda _: self._guard_after_backward())
         return value
+
+    def inner_gradient(self, seen: Observation, retain_graph: bool) -> tuple[list[Tensor | None], list[Tensor]]:
+        """∇ Σ V_i L_i at w: this process's part, with None for unused parameters, and the sum over all processes."""
+        refuse_reentrant(seen.losses)
+        try:
+            own = weighted_gradient(seen.losses, seen.weights, self.w, retain_graph)
+        except RuntimeError as error:
+            if "donated buffer" not in str(error):
+                raise
+            raise ValueError(
+                "torch.compile gives up the buffers of a pass after one use, but this pass is needed twice; use "
+                "lagged=True, or, before the first pass: import torch._functorch.config; "
+                "torch._functorch.config.donated_buffer = False"
+            ) from None
+        parts = own if world_size() == 1 else [None if part is None else part.clone() for part in own]
+        g = filled(parts, list(self.w.values()))
+        add_up(g)
+        return own, g
+
+    def gradient_ahead(self, seen: Observation, g: list[Tensor], images: Tensor, labels: Tensor) -> list[Tensor]:
+        """∇ L_val at ŵ = w − α g."""
+        with moved(list(self.w.values()), g, -self.alpha.detach()):
+            return self._validation_gradient(seen.replay, images, labels)
 
     def validation_gradient(self, images: Tensor, labels: Tensor) -> list[Tensor]:
         """∇ L_val at w itself, one tensor per parameter, with batch statistics as in training; leaves no trace."""
@@ -384,29 +414,6 @@ class Learner:
                 optimizer.found_inf = None  # type: ignore[attr-defined]
         optimizer.zero_grad()
 
-    def _inner_gradient(self, seen: Observation, retain_graph: bool) -> tuple[list[Tensor | None], list[Tensor]]:
-        """∇ Σ V_i L_i at w: this process's part, with None for unused parameters, and the sum over all processes."""
-        refuse_reentrant(seen.losses)
-        try:
-            own = inner_gradient(seen.losses, seen.weights, self.w, retain_graph)
-        except RuntimeError as error:
-            if "donated buffer" not in str(error):
-                raise
-            raise ValueError(
-                "torch.compile gives up the buffers of a pass after one use, but this pass is needed twice; use "
-                "lagged=True, or, before the first pass: import torch._functorch.config; "
-                "torch._functorch.config.donated_buffer = False"
-            ) from None
-        parts = own if world_size() == 1 else [None if part is None else part.clone() for part in own]
-        g = filled(parts, list(self.w.values()))
-        add_up(g)
-        return own, g
-
-    def _gradient_ahead(self, seen: Observation, g: list[Tensor], images: Tensor, labels: Tensor) -> list[Tensor]:
-        """∇ L_val at ŵ = w − α g."""
-        with moved(list(self.w.values()), g, -self.alpha.detach()):
-            return self._validation_gradient(seen.replay, images, labels)
-
     def _outer_loss(self, seen: Observation) -> Tensor:
         """The loss that θ and α are learned by, given the alignment."""
         assert seen.alignment is not None
@@ -436,15 +443,14 @@ class Learner:
             features, more = seen.features, seen.evidence
             if self.extractor is not None:
                 with undisturbed(self.extractor):
-                    features, said = self._extract(self.extractor, seen.inputs)
-                more = evidence(self.policy, said, seen.labels)
+                    features, more = self._extract(self.extractor, seen.inputs, seen.labels)
             return self._judge(features, seen.transformation, more)[1]
 
-    def _extract(self, extractor: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The features of an extractor of the policy's own, and its logits."""
+    def _extract(self, extractor: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Features and evidence by an extractor of the policy's own."""
         with self.features.watched():
             logits = extractor(inputs)
-        return self._features(), logits
+        return self._features(), evidence(self.policy, logits, labels)
 
     def _features(self) -> Tensor:
         """Those of the pass just watched, in the policy's precision."""
@@ -476,7 +482,7 @@ class Learner:
                 with torch.autocast(self.device.type, replay.precision, replay.autocast, cache_enabled=False):
                     losses = self._losses(network(self.prepare(some)), theirs, "validation")
                 mean = torch.ones_like(losses) / count.to(losses.dtype)
-                own = filled(inner_gradient(losses, mean, self.w, retain_graph=False), w)
+                own = filled(weighted_gradient(losses, mean, self.w, retain_graph=False), w)
                 v = list(torch._foreach_add(v, own)) if v else own
         add_up(v)
         return v

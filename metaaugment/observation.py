@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from metaaugment.hypergradient import Buffers
-from metaaugment.replay import Replay
+from metaaugment.replay import Buffers, Replay
 from metaaugment.transformation import Transformation
 
 

@@ -5,7 +5,8 @@ A policy is any module from features [n, d] and embeddings [n, 28] to positive o
 - `sees`: names in `EVIDENCE` of further inputs, passed after the embedding;
 - `normalize`: its own way to turn outputs into weights;
 - `objective`: its own way to learn from the alignment, in place of the gradient of Eq. 3;
-- `blind = True`: it does not look at transformations, so functions without an embedding may be drawn.
+- `blind = True`: it does not look at transformations, so functions without an embedding may be drawn;
+- `equal = True`: it gives all samples the same output.
 
 A policy `Around` another one has these from the other, except those that it defines itself.
 """
@@ -19,13 +20,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from metaaugment.distributed import total
+from metaaugment.distributed import total, whole_length
 from metaaugment.embedding import K
 
 Head = Callable[[Tensor], Tensor]
 
 
-OPTIONAL = ("sees", "normalize", "objective", "blind")
+OPTIONAL = ("sees", "normalize", "objective", "blind", "equal")
 LARGEST = 15.0  # bound on the |logarithm| of an output: a larger ratio of weights says nothing more
 
 
@@ -107,6 +108,8 @@ class LabelPolicy(CluePolicy):
 class FeaturePolicy(nn.Module):
     """The policy network without the embedding's branch: the paper's ablation "o.TE"."""
 
+    blind = True
+
     def __init__(self, feature_dim: int, hidden: int = 100, head: Head = torch.sigmoid) -> None:
         super().__init__()
         self.head = head
@@ -121,7 +124,7 @@ class FeaturePolicy(nn.Module):
 class UniformPolicy(nn.Module):
     """Every sample counts the same; nothing is learned."""
 
-    blind = True
+    blind = equal = True
 
     def forward(self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"]) -> Float[Tensor, " n"]:
         return embedding.new_ones(len(embedding))
@@ -154,7 +157,7 @@ class RejectingPolicy(Around):
     """
 
     def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        count = total(torch.full_like(outputs[0], len(outputs)))
+        count = whole_length(outputs)
         mean = total(outputs.detach().sum()) / count
         # Rounding may put the mean of equal numbers above them.
         return normalize(outputs * (outputs >= mean * (1 - 8 * torch.finfo(mean.dtype).eps)))
@@ -186,7 +189,7 @@ class RegressingPolicy(Around):
     def objective(self, outputs: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
         """This process's share of the mean squared error of the predictions over the global mini-batch."""
         s = alignment.detach()
-        count = total(torch.full_like(s[0], len(s)))
+        count = whole_length(s)
         s = s - total(s.sum()) / count
         deviation = (total(s.square().sum()) / count).sqrt().clamp(min=torch.finfo(s.dtype).tiny)
         return (outputs.log() / self.sharpness - s / deviation).square().sum() / count
@@ -234,6 +237,11 @@ def evidence(policy: nn.Module, logits: Tensor, labels: Tensor) -> tuple[Tensor,
 def is_blind(policy: nn.Module) -> bool:
     """Whether it does not look at transformations."""
     return getattr(policy, "blind", False)
+
+
+def is_equal(policy: nn.Module) -> bool:
+    """Whether it gives all samples the same output."""
+    return getattr(policy, "equal", False)
 
 
 def weigh(policy: nn.Module, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

@@ -1,4 +1,5 @@
-"""Repeating a pass of the network exactly: the same draws of dropout and shake layers, the same precision."""
+"""Repeating a pass of the network exactly, and without a trace: the same draws of dropout and shake layers, the same
+precision, and buffers and generators as they were."""
 
 import random
 from collections.abc import Iterator
@@ -7,6 +8,9 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Buffers = dict[nn.Module, dict[str, Tensor | None]]
 
 # While a step is captured in a CUDA graph, a generator's state cannot be read. Instead, passes that are to draw the
 # same numbers each have a generator state of their own, all with the same seed. `capture.py` puts them here, in the
@@ -88,6 +92,45 @@ def no_draws(device: torch.device) -> Iterator[None]:
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Draws inside are those of this seed; afterwards the default generators go on as if unused."""
+    with no_draws(device):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+        yield
+
+
+@contextmanager
+def undisturbed(network: nn.Module, buffers: Buffers | None = None) -> Iterator[None]:
+    """Passes inside leave no trace in running statistics or any other buffer, and start from `buffers` if given.
+
+    Not by restoring them: once a buffer is written, autograd rejects the training pass's retained graph as stale.
+    Instead, batch normalisation is told not to track, and other modules work on copies.
+    """
+    tracking = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
+    now = other_buffers(network)
+    try:
+        for module in tracking:
+            module.track_running_stats = False
+        for module, kept in (now if buffers is None else buffers).items():
+            module._buffers.update({name: b if b is None else b.clone() for name, b in kept.items()})
+        yield
+    finally:
+        for module in tracking:
+            module.track_running_stats = True
+        for module, kept in now.items():
+            module._buffers.update(kept)
+
+
+def other_buffers(network: nn.Module) -> Buffers:
+    """The buffers of all modules but batch normalisation, which does not read its own in training."""
+    return {m: dict(m._buffers) for m in network.modules() if m._buffers and not isinstance(m, _BatchNorm)}
 
 
 @contextmanager

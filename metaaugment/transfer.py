@@ -22,7 +22,7 @@ from metaaugment.distributed import drawn
 from metaaugment.embedding import K, embed
 from metaaugment.frozen import FrozenExtractor, FrozenPolicy, check_channels
 from metaaugment.learner import Learner
-from metaaugment.ops import Space, find_space
+from metaaugment.ops import Space
 from metaaugment.policy import (
     RegressingPolicy,
     UniformPolicy,
@@ -259,7 +259,7 @@ class LearnedPolicy:
             network_name,
             num_classes,
             len(mean),
-            find_space(learner.space),
+            learner.space,
             _numbers(mean),
             _numbers(std),
             _colors(learner.fill, len(mean)),

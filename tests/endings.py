@@ -4,6 +4,8 @@ The commit is excepted too: it changes during a test when somebody works on the 
 """
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from metaaugment import sealed
 from metaaugment.training import checkpoint
 from metaaugment.training.log import Row
+from metaaugment.training.trainer import Trainer
 
 TIMES = ("seconds", "images_per_second", "commit")
 
@@ -48,3 +51,24 @@ def assert_same(one: Any, other: Any, path: str = "") -> None:
         assert torch.equal(one, other), path
     else:
         assert one == other, path
+
+
+class Stop:
+    """Sends this process a signal after a number of steps."""
+
+    def __init__(self, after: int, signum: int = signal.SIGTERM) -> None:
+        self.left, self.signum = after, signum
+
+    def began(self, trainer: Trainer) -> None:
+        pass
+
+    def stepped(self, trainer: Trainer) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), self.signum)
+
+    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
+        pass
+
+    def ended(self, trainer: Trainer) -> None:
+        pass

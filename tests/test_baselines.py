@@ -392,12 +392,14 @@ def test_which_policy_fits_which_data(system: str, data: str, name: str) -> None
     assert published.fitting(system, data) == name
 
 
-def test_functions_without_an_embedding_may_be_drawn_under_equal_weights_only() -> None:
+def test_functions_without_an_embedding_are_refused_only_by_a_policy_that_looks_at_it() -> None:
     policy = SubPolicies("faa", "mine", "faa", 1, ((Function("Invert", 1.0), Function("Cutout", 1.0, 0.5)),))
     images, labels = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8), torch.arange(4)
     net = ma.network("small-cnn", 4)
     seen = ma.Learner(net, SubPolicySampler(policy), ma.UniformPolicy(), space="faa").observe(images, labels)
     assert seen.weights.tolist() == [0.25] * 4
+    seen = ma.Learner(net, SubPolicySampler(policy), ma.FeaturePolicy(128), space="faa").observe(images, labels)
+    assert len(set(seen.weights.tolist())) == 4
     with pytest.raises(ValueError, match="the embedding has no place for function index 14"):
         ma.Learner(net, SubPolicySampler(policy), ma.PolicyNetwork(128), space="faa").observe(images, labels)
 

@@ -135,6 +135,20 @@ def test_dropout_of_the_policy_is_replayed_inside_a_graph() -> None:
 
 
 @pytest.mark.gpu
+def test_a_batch_of_another_kind_is_refused() -> None:
+    """Copied into the graph's own batch, images in [0, 1] would become black ones."""
+    joint = Joint(ma.network("small-cnn", 10).cuda(), ma.PolicyNetwork(128).cuda())
+    captured = CapturedStep(joint.learner, joint.task, joint.policy)
+    train, validation = batches(1), batches(2)
+    for _ in range(WARM_UP + 1):
+        captured(*next(train), validation)
+    images, labels = next(train)
+    for others, sentence in ((images / 255, "float32"), (images[:8], r"uint8 \[8, 3, 32, 32\]")):
+        with pytest.raises(ValueError, match=f"a batch is {sentence}.*was made for uint8"):
+            captured(others, labels[: len(others)], validation)
+
+
+@pytest.mark.gpu
 def test_another_thread_may_pin_memory_meanwhile() -> None:
     """As a DataLoader's does; none is given back, so that the allocator has to ask the device each time."""
     joint = Joint(ma.network("wrn-40-2", 10).cuda(), ma.PolicyNetwork(128).cuda())

@@ -604,6 +604,7 @@ class OwnDraws(nn.Module):
 MISTAKES = {
     "no linear layer": (lambda: learner(nn.Conv2d(3, 5, 1)), r"no linear layer .* with features="),
     "no such layer": (lambda: learner(features="body.99"), r"features='body.99' is not a layer .* \['output'\]"),
+    "unknown space": (lambda: learner(space="flat"), r"unknown space 'flat'; choose one of metaaugment"),
     "unknown route": (lambda: learner(route="magic"), r"unknown route 'magic'; choose one of difference, forward"),
     "every": (lambda: learner(every=0), r"every is 0; it must be a whole number of at least 1"),
     "copies": (lambda: learner(copies=0), r"copies is 0; it must be a whole number of at least 1"),

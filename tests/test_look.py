@@ -1,9 +1,11 @@
 """What is seen of a policy while it is learned, and that looking changes nothing."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -70,6 +72,28 @@ def test_a_look_leaves_no_trace_and_repeats_itself(looked_at: Trainer) -> None:
     assert torch.equal(first.images, second.images)
     assert torch.equal(first.weights, second.weights)
     assert not torch.equal(first.images, other.images)
+
+
+def test_a_look_is_decided_by_its_seed_whichever_generator_a_layer_draws_from() -> None:
+    """And leaves those generators alone."""
+
+    class Drawing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (random.random() + np.random.rand() + torch.rand(()))
+
+    network = nn.Sequential(nn.Flatten(), Drawing(), nn.Linear(3 * 8 * 8, 4))
+    learner = ma.Learner(network, ma.TransformationSampler(), ma.UniformPolicy())
+    images, labels = torch.randint(0, 256, (16, 3, 8, 8), dtype=torch.uint8), torch.arange(16) % 4
+    looks, after = [], []
+    for seed in (1, 1, 2):
+        looks.append(learner.look(images, labels, seed).losses)
+        for reset in (random.seed, np.random.seed, torch.manual_seed):
+            reset(5)
+        learner.look(images, labels, seed)
+        after.append((random.random(), np.random.rand(), torch.rand(()).item()))
+    assert torch.equal(looks[0], looks[1])
+    assert not torch.equal(looks[0], looks[2])
+    assert len(set(after)) == 1
 
 
 def test_a_look_leaves_the_statistics_of_a_policy_alone() -> None:

@@ -267,8 +267,8 @@ def test_trivialaugments_strengths_are_the_authors(name: str) -> None:
 @pytest.mark.parametrize("space", ["metaaugment", "faa"])
 def test_trivialaugment_keeps_its_own_space(space: str) -> None:
     learner, _ = begin(method="trivialaugment", space=space)
-    assert learner.space == "trivialaugment-wide"
-    assert begin(method="randaugment", space=space)[0].space == space
+    assert learner.space is find_space("trivialaugment-wide")
+    assert begin(method="randaugment", space=space)[0].space is find_space(space)
 
 
 # -- metaaugment -----------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from metaaugment.training.log import Row
 from metaaugment.training.trainer import Trainer
 from metaaugment.transfer import LearnedPolicy
 
-from endings import assert_same, final, rows
+from endings import Stop, assert_same, final, rows
 from trees import write_folder
 
 QUIET = Console(quiet=True)
@@ -49,27 +49,6 @@ def train(out: Path, resume: bool = False, **values: Any) -> dict[str, Any]:
 
 def read_log(out: Path) -> list[Row]:
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-
-
-class Stop:
-    """Sends this process a signal after a number of steps."""
-
-    def __init__(self, after: int, signum: int = signal.SIGTERM) -> None:
-        self.left, self.signum = after, signum
-
-    def began(self, trainer: Trainer) -> None:
-        pass
-
-    def stepped(self, trainer: Trainer) -> None:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), self.signum)
-
-    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
-        pass
-
-    def ended(self, trainer: Trainer) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from metaaugment.embedding import K, embed
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.ops import OPS
-from metaaugment.policy import clues, is_blind
+from metaaugment.policy import clues, is_equal
 from metaaugment.seeds import HALVES, SAMPLES, derived_seed
 from metaaugment.transformation import Transformation
 
@@ -84,7 +84,7 @@ def collect(learner: Learner, train: Batches, validation: Split, samples: int, s
     return Samples(
         known=joined,
         place=place,
-        outputs=None if is_blind(learner.policy) else outputs,
+        outputs=None if is_equal(learner.policy) else outputs,
         alignment=alignment,
     )
 

@@ -42,7 +42,7 @@ from torch.optim import SGD
 
 from metaaugment.data import Images, dataset
 from metaaugment.data.splits import Split
-from metaaugment.distributed import total
+from metaaugment.distributed import whole_length
 from metaaugment.embedding import embed
 from metaaugment.hypergradient import norm
 from metaaugment.learner import Batch, Learner
@@ -166,7 +166,7 @@ class Unnormalized(Around):
     """Weights losses by another policy's outputs as Eqs. 2 to 4 are written: P/n, with n of the global batch."""
 
     def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return outputs / total(torch.full_like(outputs[0], len(outputs)))
+        return outputs / whole_length(outputs)
 
 
 class SmallNetwork(nn.Module):

@@ -22,7 +22,6 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.results import accuracy_key
-from metaaugment.ops import find_space
 from metaaugment.sealed import write_atomically
 from metaaugment.seeds import LOOKS, ORDER, VALIDATION_ORDER, derived_seed
 from metaaugment.training import checkpoint, faults
@@ -324,7 +323,7 @@ def _result(
         "precision": trainer.identity["precision"],
         "policy": experiment.policy_name,
         "policy_sha256": trainer.identity["policy_sha256"],
-        "space": find_space(trainer.learner.space).name,
+        "space": trainer.learner.space.name,
         "copies": trainer.learner.copies,
         "seconds": seconds,
         "images_per_second": sum(row["images_per_second"] * row["seconds"] for row in rows) / seconds,

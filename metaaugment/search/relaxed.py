@@ -250,8 +250,8 @@ class RelaxedLearner(Learner):
         """Add the gradient of the validation loss at ŵ to `.grad` of the policy, and theirs to its control variates."""
         check_batch(images, labels, self.device, "validation")
         assert self.drawn.draws is not None
-        inner, g = self._inner_gradient(seen, retain_graph=False)
-        v = self._gradient_ahead(seen, g, images, labels)
+        inner, g = self.inner_gradient(seen, retain_graph=False)
+        v = self.gradient_ahead(seen, g, images, labels)
         seen.alignment, slope = self._along(seen, v)
         with torch.autocast(self.device.type, enabled=False):
             gradients = self.relaxed.gradients(-self.alpha * seen.alignment, -self.alpha * slope, self.drawn.draws)

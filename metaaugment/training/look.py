@@ -16,7 +16,6 @@ from metaaugment.data.batches import Batches, once
 from metaaugment.distributed import collected, world_size
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
-from metaaugment.ops import find_space
 from metaaugment.seeds import derived_seed
 from metaaugment.training.evaluation import evaluating
 
@@ -60,7 +59,7 @@ class Look:
         shift = len(kept["weight"]) - len(samples["weight"])
         self.seen = {
             "epoch": epoch,
-            "space": find_space(learner.space).name,
+            "space": learner.space.name,
             "classes": self.classes,
             "samples": kept,
             "shown": {"sample": rows.cpu() + shift, "images": _small(images), "originals": _small(originals)},

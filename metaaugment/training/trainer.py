@@ -17,7 +17,7 @@ from metaaugment.data.batches import Batch, Batches, once, own_part
 from metaaugment.distributed import add_up, agree, collected, first, highest, leave_to_first, rank, world_size
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
-from metaaugment.policy import is_blind
+from metaaugment.policy import is_equal
 from metaaugment.training import checkpoint
 from metaaugment.training.checkpoint import Checkpoints
 from metaaugment.training.evaluation import evaluate
@@ -200,7 +200,7 @@ class Trainer:
     def _looked(self, epoch: int) -> Row:
         """What the policy does after an epoch: p, and the quantiles of the weights of a mini-batch."""
         learner = self.learner
-        if self.look is None or is_blind(learner.policy):
+        if self.look is None or is_equal(learner.policy):
             return {}
         with self.precision():
             row = self.look.take(learner, epoch, self.validation if epoch == self.epochs else None)
