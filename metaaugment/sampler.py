@@ -101,11 +101,7 @@ class TransformationSampler:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Loads into the existing memory, which a captured step may use."""
         for name in ("probabilities", "present", "past"):
-            if state[name].shape[-2:] != self.probabilities.shape:
-                raise ValueError(
-                    f"the state's {name} has shape {tuple(state[name].shape)}, but this sampler has "
-                    f"{tuple(self.probabilities.shape)} pairs; load the state of a sampler of the same functions"
-                )
+            _check_pairs(name, state[name], self.probabilities)
         self.probabilities.copy_(state["probabilities"])
         self.present.copy_(state["present"])
         self.past = state["past"].to(self.past.device, copy=True)
@@ -124,21 +120,6 @@ class SingleSampler(TransformationSampler):
         return p
 
 
-class FixedSampler(TransformationSampler):
-    """Draws pairs of functions by a p that does not change, a copy of one learned before."""
-
-    def __init__(self, probabilities: Float[Tensor, "K K"] | None = None) -> None:
-        super().__init__()
-        if probabilities is not None:
-            self.probabilities = probabilities.to(torch.float64, copy=True)
-
-    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
-        self.to(outputs.device)
-
-    def update(self) -> None:
-        pass
-
-
 class StillSampler:
     """What samplers that do not learn have in common; each adds its own `sample`."""
 
@@ -147,6 +128,34 @@ class StillSampler:
 
     def update(self) -> None:
         pass
+
+
+class FixedSampler(StillSampler):
+    """Draws pairs of functions by a p that does not change, a copy of one learned before."""
+
+    def __init__(self, probabilities: Float[Tensor, "K K"] | None = None) -> None:
+        p = torch.full((K, K), 1 / K**2, dtype=torch.float64) if probabilities is None else probabilities
+        self.probabilities = p.to(torch.float64, copy=True)
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
+        first, second = draw_pairs(self.probabilities, n, generator)
+        return Transformation.draw(first, second, generator)
+
+    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
+        self.to(outputs.device)
+
+    def to(self, device: torch.device | str) -> "FixedSampler":
+        self.probabilities = self.probabilities.to(device)
+        return self
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """That of a `TransformationSampler` with this p that has recorded nothing: checkpoints hold both alike."""
+        return TransformationSampler().state_dict() | {"probabilities": self.probabilities}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Loads into the existing memory, which a captured step may use."""
+        _check_pairs("probabilities", state["probabilities"], self.probabilities)
+        self.probabilities.copy_(state["probabilities"])
 
 
 class UniformSampler(StillSampler):
@@ -176,3 +185,11 @@ def draw_pairs(
     place = torch.rand(n, generator=generator, device=device, dtype=torch.float64) * cumulative[-1]
     pair = torch.searchsorted(cumulative, place, right=True).clamp_(max=cumulative.numel() - 1)
     return pair // probabilities.shape[1], pair % probabilities.shape[1]
+
+
+def _check_pairs(name: str, found: Tensor, p: Float[Tensor, "K K"]) -> None:
+    if found.shape[-2:] != p.shape:
+        raise ValueError(
+            f"the state's {name} has shape {tuple(found.shape)}, but this sampler has {tuple(p.shape)} pairs; load the "
+            "state of a sampler of the same functions"
+        )

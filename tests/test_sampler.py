@@ -8,7 +8,7 @@ import torch
 import metaaugment as ma
 from metaaugment import IdentitySampler, Transformation, TransformationSampler, UniformSampler
 from metaaugment.ops import INDEX
-from metaaugment.sampler import FixedSampler, SingleSampler, draw_pairs, probabilities
+from metaaugment.sampler import FixedSampler, SingleSampler, StillSampler, draw_pairs, probabilities
 
 
 def transformation(first: list[int], second: list[int]) -> Transformation:
@@ -161,6 +161,32 @@ def test_a_fixed_sampler_keeps_what_it_was_given() -> None:
     fixed = FixedSampler(p)
     p.zero_()
     assert fixed.probabilities.sum() == pytest.approx(1)
+
+
+def test_a_fixed_sampler_counts_nothing_and_draws_as_the_learned_one() -> None:
+    learned = TransformationSampler()
+    learned.record(transformation([3, 2], [5, 7]), torch.tensor([0.9, 0.1]))
+    learned.update()
+    fixed = FixedSampler(learned.probabilities)
+    assert isinstance(fixed, StillSampler)
+    assert not hasattr(fixed, "tallies")
+    fixed.record(transformation([1], [1]), torch.tensor([0.5]))
+    fixed.update()
+    one, other = (sampler.sample(64, torch.Generator().manual_seed(0)) for sampler in (learned, fixed))
+    assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("first", "second", "magnitudes"))
+
+
+def test_the_state_of_a_fixed_sampler_is_that_of_a_learning_one_that_recorded_nothing() -> None:
+    """Runs go on from the checkpoints of versions in which it was one, and export reads both alike."""
+    learned = TransformationSampler()
+    learned.probabilities.copy_(torch.eye(14) / 14)
+    fixed = FixedSampler()
+    fixed.load_state_dict(learned.state_dict())
+    found, expected = fixed.state_dict(), learned.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    with pytest.raises(ValueError, match=r"but this sampler has \(14, 14\) pairs"):
+        fixed.load_state_dict(TransformationSampler(functions=2).state_dict())
 
 
 def test_a_function_that_the_sampler_does_not_draw_is_not_recorded_as_another() -> None:

@@ -446,6 +446,16 @@ def test_what_the_three_phases_learn(tmp_path: Path) -> None:
     assert not torch.equal(eyes["output.weight"], now["output.weight"])
 
 
+def test_a_frozen_phase_goes_on_from_a_checkpoint_that_has_tallies(tmp_path: Path) -> None:
+    """Versions in which a fixed p had tallies, though nothing was counted, wrote those of each process."""
+    place = run.Place(device="cpu")
+    training = run.trainer(run.prepare(small(**PHASES), place, QUIET), place, tmp_path, run.Reader(), ())
+    training.learner, training.policy_optimizer = training._begin(2, None)
+    state = training.state_dict()
+    training.load_state_dict(state | {"epoch": 2, "tallies": [torch.zeros(3, 2, 14, 14)]})
+    assert_same(training.state_dict()["learner"], state["learner"])
+
+
 def test_momentum_comes_back_in_the_layout_of_its_parameter(tmp_path: Path) -> None:
     """Fused steps refuse others, as a run on a GPU, whose networks are channels_last, once did when it went on."""
 

@@ -316,8 +316,10 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.load_learned(state)
-        parts = state.get("tallies") or [()] * len(self._tallies())
-        for tally, of_each in zip(self._tallies(), parts, strict=True):
+        tallies = self._tallies()
+        parts = state.get("tallies") or [()] * len(tallies)
+        # Of no tallies, there are no parts; older checkpoints have some, all zero, of a p that does not change.
+        for tally, of_each in zip(tallies, parts if tallies else (), strict=True):
             if len(of_each) == world_size() > 1:
                 tally.copy_(of_each[rank()])
             elif rank() > 0:
