@@ -18,8 +18,8 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 import metaaugment
 from metaaugment.command import HELP, Group, understood
 from metaaugment.distributed import Parted, rank
+from metaaugment.faults import full_memory, lost_reader
 from metaaugment.training import launch
-from metaaugment.training.faults import full_memory, lost_reader
 from metaaugment.training.interruption import Interrupted
 from metaaugment.training.terminal import on_terminal
 

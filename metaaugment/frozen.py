@@ -2,10 +2,10 @@
 
 from typing import Self
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from metaaugment.faults import full_memory
 from metaaugment.features import Features, Seen
 from metaaugment.policy import Around
 from metaaugment.sealed import first_line
@@ -89,7 +89,7 @@ class FrozenExtractor(Frozen):
                 logits = self.network(inputs.to(like.dtype))
         except (RuntimeError, AssertionError) as error:
             height, width = inputs.shape[-2:]
-            if isinstance(error, torch.OutOfMemoryError):
+            if full_memory(error):
                 raise
             way = f"learned on {self.size[0]} by {self.size[1]}: resize the images, or use policy.sampler_only()"
             if (height, width) == self.size:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from metaaugment import sealed
 from metaaugment.distributed import bare
+from metaaugment.faults import full_memory
 from metaaugment.networks import NETWORKS
 from metaaugment.networks import network as build_network
 from metaaugment.ops import SPACES, Space
@@ -78,9 +79,9 @@ def reading(file: Path) -> Iterator[dict[str, Any]]:
         yield tree
     except Foreign as error:
         raise sealed.Damaged(file, f"cannot be used here: {error}") from None
-    except torch.OutOfMemoryError:
-        raise
     except sealed.MALFORMED as error:
+        if full_memory(error):
+            raise
         raise sealed.Damaged(file, f"is not an intact policy: {sealed.first_line(error)}", WAY_OUT) from error
 
 
@@ -163,9 +164,9 @@ def copied_extractor(source: Source, tensors: Mapping[str, Tensor], own: nn.Modu
             raise Foreign(f"extractor is {own!r}; give the network itself, an nn.Module")
         try:
             own = deepcopy(plain(own))
-        except torch.OutOfMemoryError:
-            raise
         except (RuntimeError, TypeError) as error:  # pruning and the older weight_norm leave tensors that refuse it
+            if full_memory(error):
+                raise
             why = sealed.first_line(error)
             raise Foreign(
                 f"extractor cannot be copied ({why}); make what computes its weights permanent, as "

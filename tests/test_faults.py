@@ -23,9 +23,9 @@ import pytest
 import torch
 
 from metaaugment import sealed
+from metaaugment.faults import full_memory, lost_reader
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training import checkpoint, folder
-from metaaugment.training.faults import full_memory, lost_reader
 from metaaugment.training.trainer import Trainer
 
 from commands import program

@@ -507,6 +507,11 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return out
 
 
+def test_full_memory_says_nothing_of_the_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="allocate memory"), checkpoint.understood(tmp_path):
+        torch.empty(2**60, dtype=torch.uint8)
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "other"])
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_there(
     damage: str, stopped: Path, uninterrupted: Path

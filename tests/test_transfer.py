@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import metaaugment as ma
-from metaaugment import sealed
+from metaaugment import policy_file, sealed
 from metaaugment.data.augment import normalization
+from metaaugment.faults import full_memory
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import SPACES, Level, Space
 from metaaugment.policy import build, exponential
@@ -343,18 +344,50 @@ def test_what_is_no_policy_is_refused_by_name(tmp_path: Path) -> None:
         assert str(error.value).startswith(str(file))
 
 
-def test_full_memory_says_nothing_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a copy of the user's own network, on a GPU, does not fit beside what is there."""
-    file, full = tmp_path / "policy.safetensors", torch.OutOfMemoryError("CUDA out of memory.")
+def no_memory() -> None:
+    """On the CPU, in the words of the installed torch: more than any machine has is asked for."""
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+def no_memory_of_a_gpu() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def no_memory_for_python() -> None:
+    bytearray(2**62)
+
+
+FULL = (no_memory, no_memory_of_a_gpu, no_memory_for_python)
+
+
+@pytest.mark.parametrize("fails", FULL)
+@pytest.mark.parametrize("where", ["metaaugment.policy_file.deepcopy", "metaaugment.policy_file._fitted"])
+def test_full_memory_says_nothing_of_the_file(
+    where: str, fails: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a copy of the user's own network, or of the file's tensors, does not fit beside what is there."""
+    file = tmp_path / "policy.safetensors"
     export(trained(Own(), ma.PolicyNetwork(8)), None).save(file)
-
-    def copied(network: nn.Module) -> nn.Module:
-        raise full
-
-    monkeypatch.setattr("metaaugment.policy_file.deepcopy", copied)
-    with pytest.raises(torch.OutOfMemoryError) as error:
+    monkeypatch.setattr(where, lambda *_: fails())
+    with pytest.raises((RuntimeError, MemoryError)) as error:
         LearnedPolicy.load(file, extractor=Own())
-    assert error.value is full
+    assert full_memory(error.value)
+
+
+@pytest.mark.parametrize("fails", FULL)
+def test_full_memory_says_nothing_of_the_images(fails: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = learned()
+    assert policy.extractor is not None
+    monkeypatch.setattr(policy.extractor.network, "forward", lambda inputs: fails())
+    with pytest.raises((RuntimeError, MemoryError)) as error:
+        policy.augment(photos())
+    assert full_memory(error.value)
+
+
+def test_words_of_full_memory_in_a_file_are_not_full_memory(tmp_path: Path) -> None:
+    learned().save(tmp_path / "policy.safetensors")
+    with pytest.raises(sealed.Damaged), policy_file.reading(tmp_path / "policy.safetensors"):
+        raise KeyError("DefaultCPUAllocator: can't allocate memory")
 
 
 class Payload:

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch.optim import SGD
 
+from metaaugment import faults
 from metaaugment.data import CorruptImage, DataSet
 from metaaugment.data.batches import Batches, Reader, on_device, once, own_part
 from metaaugment.distributed import everyone, first, highest, rank, world_size
@@ -24,7 +25,7 @@ from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.results import accuracy_key
 from metaaugment.sealed import write_atomically
 from metaaugment.seeds import LOOKS, ORDER, VALIDATION_ORDER, derived_seed
-from metaaugment.training import checkpoint, faults
+from metaaugment.training import checkpoint
 from metaaugment.training import folder as run_folder
 from metaaugment.training.evaluation import Score, evaluate
 from metaaugment.training.interruption import Interrupted

@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from metaaugment import sealed
+from metaaugment.faults import full_memory
 from metaaugment.training.folder import RECIPE, write_json
 
 LAST = "checkpoint.safetensors"
@@ -129,11 +129,9 @@ def understood(folder: Path) -> Iterator[None]:
     """Around the use of a checkpoint: one that does not fit, though its SHA-256 is right, is reported as damaged."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except sealed.MALFORMED as error:
-        if isinstance(error, ValueError):
-            raise  # a sentence already
+        if isinstance(error, ValueError) or full_memory(error):
+            raise  # a sentence already, or no fault of the checkpoint
         reason = f"does not fit together ({type(error).__name__}: {sealed.first_line(error)})"
         raise sealed.Damaged(folder / LAST, reason, _way_out(folder)) from error
 

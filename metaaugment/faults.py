@@ -1,4 +1,4 @@
-"""Faults of the machine that end a run, in words: memory that is full, a process that was killed."""
+"""Faults of the machine, in words: memory that is full, a process that was killed."""
 
 import re
 
@@ -23,6 +23,8 @@ def full_memory(error: BaseException) -> str | None:
         return GPU
     if isinstance(error, MemoryError):
         return MACHINE
+    if not isinstance(error, RuntimeError | OSError):  # others may quote what a file says
+        return None
     return next((memory for sign, memory in SIGNS.items() if sign in str(error)), None)
 
 
