@@ -283,6 +283,16 @@ def test_a_result_names_every_commit_it_was_trained_at(stopped: Path, monkeypatc
     assert machine.continued(machine.continued(None, None), None) == "unknown", "what was installed"
 
 
+def test_the_policy_of_a_run_that_has_not_ended_names_no_machine(stopped: Path) -> None:
+    """It may be exported on another one than it is trained on, and its accuracy is not known yet."""
+    unfinished = learned_policy(stopped).provenance
+    assert unfinished.keys() == {"recipe", "epoch", "data", "commit"}
+    train(stopped, resume=True)
+    ended, result = learned_policy(stopped).provenance, json.loads((stopped / "result.json").read_text())
+    assert ended.keys() - unfinished.keys() == {"machine", "test_accuracy", "val_accuracy"}
+    assert ended["machine"] == result["machine"]
+
+
 def test_whoever_copied_the_code_may_say_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there is a repository: files of a later commit may have been copied over it."""
     monkeypatch.setenv("METAAUGMENT_COMMIT", "a1")

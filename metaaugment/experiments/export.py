@@ -18,7 +18,6 @@ from metaaugment.networks import network
 from metaaugment.sealed import write_atomically
 from metaaugment.training import checkpoint
 from metaaugment.training import folder as run_folder
-from metaaugment.training.machine import machine
 from metaaugment.transfer import LearnedPolicy
 
 
@@ -83,14 +82,16 @@ def _learned(folder: Path, state: dict[str, Any]) -> LearnedPolicy:
 
 
 def _provenance(folder: Path, recipe: Recipe, state: dict[str, Any]) -> dict[str, Any]:
+    """Where a checkpoint comes from; what only the result of a run says is left out until the run has ended."""
     result = folder / run_folder.RESULT
     known = run_folder.read_json(result) if result.exists() else {}
-    return {
+    about = {
         "recipe": recipe.to_json(),
         "epoch": state["epoch"],
         "data": state["identity"]["data"],
         accuracy_key(known): known.get(accuracy_key(known)),
         "val_accuracy": known.get("val_accuracy"),
-        "machine": known.get("machine") or machine("cpu"),
+        "machine": known.get("machine"),
         "commit": known.get("commit") or state.get("commit"),
     }
+    return {name: value for name, value in about.items() if value is not None}
