@@ -367,8 +367,8 @@ def reproduce(
     from metaaugment.experiments.reproduce import reproduce
     from metaaugment.experiments.tables import find_rows
 
-    where = Where(runs, results, Place(data=data, device=device))
-    reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(), worries, recorded)
+    where = Where(runs, results, Place(data=data, device=device), recorded)
+    reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(), worries)
 
 
 def diagnose(

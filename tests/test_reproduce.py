@@ -50,7 +50,7 @@ QUIET = Console(quiet=True)
 
 
 def where(folder: Path) -> Where:
-    return Where(folder / "runs", folder / "results", Place(device="cpu"))
+    return Where(folder / "runs", folder / "results", Place(device="cpu"), cli.recorded)
 
 
 # -- the tables --------------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def a_search(folder: Path, **changes: object) -> Search:
 
 
 def plan_of(search: Search) -> list[Work]:
-    return planned([search.row], 2, search.epochs, [], search.where, cli.recorded)
+    return planned([search.row], 2, search.epochs, [], search.where)
 
 
 @pytest.mark.parametrize(("name", "value", "has"), [
@@ -360,18 +360,18 @@ def test_a_report_that_is_someone_elses_is_not_replaced(tmp_path: Path) -> None:
     """RESULTS.md is the name by default, and a common one."""
     report = tmp_path / "RESULTS.md"
     report.write_text("# Results\n\nof mine\n")
-    where = Where(tmp_path / "runs", ROOT / "results", Place(device="cpu"))
+    where = Where(tmp_path / "runs", ROOT / "results", Place(device="cpu"), cli.recorded)
     with pytest.raises(ValueError, match=r"RESULTS\.md is not a report of reproduce; choose another name"):
         reproducing.reproduce((), 1, None, None, (), None, where, report, QUIET)
     assert report.read_text() == "# Results\n\nof mine\n"
 
 
 def test_the_kept_searches_are_those_of_their_rows() -> None:
-    where = Where(ROOT / "runs", ROOT / "results", Place())
+    where = Where(ROOT / "runs", ROOT / "results", Place(), cli.recorded)
     searches = [Search(*an_entry("omniglot-wrn-40-2", system), None, where) for system in ("dada", "faa", "pba")]
     assert {search.makes for search in searches} == set((ROOT / "results" / "searches").glob("*-*.json"))
     for search in searches:
-        search.check(cli.recorded)
+        search.check()
 
 
 @pytest.mark.parametrize("kept", [False, True])

@@ -27,19 +27,19 @@ from metaaugment.training import folder as run_folder
 from metaaugment.training.log import LOG
 from metaaugment.transfer import LearnedPolicy
 
-# What a search records when it begins, by its system, its recipe and its further arguments. It is handed in from above:
-# searches are built on experiments.
-Recorded = Callable[[str, str, Sequence[str]], Mapping[str, Any]]
 AWAY = "move the folder away, or choose another --runs"
 
 
 @dataclass(frozen=True)
 class Where:
-    """Where a reproduction happens: the folder of the runs, to continue from, and that of the results, to keep."""
+    """What all work of a reproduction shares: the folder of the runs, to continue from, and that of the results."""
 
     runs: Path
     results: Path
     place: Place
+    # What a search records when it begins, by its system, its recipe and its further arguments. It is handed in from
+    # above: searches are built on experiments.
+    recorded: Callable[[str, str, Sequence[str]], Mapping[str, Any]]
 
 
 class Work(ABC):
@@ -60,7 +60,7 @@ class Work(ABC):
         """The name of its folder, among those of its row."""
 
     @abstractmethod
-    def check(self, recorded: Recorded) -> None:
+    def check(self) -> None:
         """Refuse a folder that holds other work than this."""
 
     @abstractmethod
@@ -198,7 +198,7 @@ class Job(Work):
     def recipe(self) -> Recipe:
         return self.row.run(self.entry, self.seed, self.epochs, self.policy)
 
-    def check(self, recorded: Recorded | None = None) -> None:
+    def check(self) -> None:
         """Refuse a folder that holds a different run."""
         if not self.begun and not self.finished:
             return
@@ -316,23 +316,23 @@ class Search(Work):
     def system(self) -> str:
         return self.entry.changes["method"]
 
-    def check(self, recorded: Recorded) -> None:
+    def check(self) -> None:
         """Refuse a folder that holds a different search, and a file among the results that is not of this one."""
         if self.makes.exists():
-            return self._check_policy(self.makes, "move the file away, or choose another --results", recorded)
+            return self._check_policy(self.makes, "move the file away, or choose another --results")
         record = self.folder / run_folder.SEARCH
         if self.begun:
-            self._check_settings(self.folder, _read(record, AWAY), AWAY, recorded)
+            self._check_settings(self.folder, _read(record, AWAY), AWAY)
         if self.finished:
             if not self.begun:
                 raise ValueError(f"{self.folder} has a policy, but no {record.name} that says of which search; {AWAY}")
-            self._check_policy(self.folder / run_folder.POLICY, AWAY, recorded)
+            self._check_policy(self.folder / run_folder.POLICY, AWAY)
 
-    def _check_policy(self, file: Path, way: str, recorded: Recorded) -> None:
+    def _check_policy(self, file: Path, way: str) -> None:
         self._check_system(file, way)
         search = _read(file, way).get("search")
         if search is not None:
-            self._check_settings(file, search, way, recorded)
+            self._check_settings(file, search, way)
 
     def _check_system(self, file: Path, way: str) -> None:
         try:
@@ -342,13 +342,13 @@ class Search(Work):
         if found != self.system:
             raise ValueError(f"{file} is a policy of {found}, but {self} needs one of {self.system}; {way}")
 
-    def _check_settings(self, what: Path, search: Any, way: str, recorded: Recorded) -> None:
+    def _check_settings(self, what: Path, search: Any, way: str) -> None:
         """Refuse a search with other settings; like a search that is continued, it may lack those of newer versions."""
         try:
             found = Recipe.from_json(search["recipe"]).to_json() | search["settings"]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{what} cannot be understood: {error}; {way}") from None
-        wanted = recorded(self.system, self.row.recipe, self.entry.search or ())
+        wanted = self.where.recorded(self.system, self.row.recipe, self.entry.search or ())
         for name, meant in {**wanted["recipe"], **wanted["settings"]}.items():
             if name in found and found[name] != meant:
                 raise ValueError(

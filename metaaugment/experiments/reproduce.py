@@ -7,13 +7,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from metaaugment.data.status import check_there
 from metaaugment.experiments import results
-from metaaugment.experiments.jobs import Job, Recorded, Search, Where, Work
+from metaaugment.experiments.jobs import Job, Search, Where, Work
 from metaaugment.experiments.tables import Row
 from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
@@ -39,19 +38,7 @@ def seconds_of(budget: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def _named(system: str, recipe: str, words: Sequence[str]) -> dict[str, Any]:
-    """What is known of a search without its defaults."""
-    return {"recipe": {"name": recipe, "method": system}, "settings": {}}
-
-
-def planned(
-    rows: Sequence[Row],
-    seeds: int,
-    epochs: int | None,
-    entries: Sequence[str],
-    where: Where,
-    recorded: Recorded = _named,
-) -> list[Work]:
+def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequence[str], where: Where) -> list[Work]:
     """Runs whose result is missing, seed by seed, then the searches that some of them wait for; begun ones come first.
 
     A folder that holds a different run or search is refused, and so is a policy of a different search."""
@@ -65,7 +52,7 @@ def planned(
     missing = [job for job in jobs if not job.result.exists()]
     sources = {source.folder: source for job in missing if (source := job.source) is not None}
     for work in (*missing, *sources.values()):
-        work.check(recorded)
+        work.check()
     for job in {(job.row.recipe, job.entry.name): job for job in missing}.values():
         job.check_policy()
     searches = {search.folder: search for job in missing if isinstance(search := job.waits_for, Search)}
@@ -243,7 +230,6 @@ def reproduce(
     report: Path,
     console: Console,
     worries: Worries | None = None,
-    recorded: Recorded = _named,
 ) -> None:
     """Run what is missing, keep each result as a file, and write the report."""
     if seeds < 1 or (at_once is not None and at_once < 1):
@@ -262,7 +248,7 @@ def reproduce(
             raise ValueError(f"{name} is {folder}, which is a file; choose a folder")
     report.parent.mkdir(parents=True, exist_ok=True)
     results.markdown(where.results)
-    jobs = planned(rows, seeds, epochs, entries, where, recorded)
+    jobs = planned(rows, seeds, epochs, entries, where)
     queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console, worries)
     held_up = queue.held_up(report)
     check_there((job.dataset for job in jobs if job not in held_up and not job.finished), where.place.data)
