@@ -5,7 +5,7 @@ uncaptured training without a policy.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 import torch
@@ -119,3 +119,16 @@ class CapturedStep:
             if group["lr"] is not rate:
                 rate.fill_(float(group["lr"]))
                 group["lr"] = rate
+
+
+def step_of(
+    learner: Learner, task_optimizer: Optimizer, policy_optimizer: Optimizer | None = None, *, captured: bool
+) -> Callable[..., Observation]:
+    """`learner.step` with these optimizers, captured or eager, as a function of a batch and the validation batches."""
+    if captured:
+        return CapturedStep(learner, task_optimizer, policy_optimizer)
+
+    def eager(images: Tensor, labels: Tensor, validation_batches: Iterator[Batch] | None = None) -> Observation:
+        return learner.step(images, labels, task_optimizer, policy_optimizer, validation_batches)
+
+    return eager

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import metaaugment as ma
-from metaaugment.capture import WARM_UP, CapturedStep
+from metaaugment.capture import WARM_UP, CapturedStep, step_of
 from metaaugment.policy import POLICIES, build
 from metaaugment.sampler import SingleSampler
 
@@ -215,3 +215,25 @@ def test_capturing_on_a_cpu_is_refused() -> None:
     learner = ma.Learner(network, ma.TransformationSampler(), ma.PolicyNetwork(128))
     with pytest.raises(ValueError, match="the network is on cpu"):
         CapturedStep(learner, torch.optim.SGD(network.parameters(), 0.1))
+
+
+def test_a_step_that_is_not_captured_is_the_learners_own() -> None:
+    """With both optimizers: the same numbers from the same draws, on any device."""
+    generator, networks = torch.Generator().manual_seed(0), []
+    images = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8, generator=generator)
+    batch = images, torch.randint(0, 10, (8,), generator=generator)
+    for by_hand in (True, False):
+        torch.manual_seed(0)
+        network, policy = ma.network("small-cnn", 10), ma.PolicyNetwork(128)
+        draws = torch.Generator().manual_seed(3)
+        learner = ma.Learner(network, ma.TransformationSampler(), policy, generator=draws)
+        task = torch.optim.SGD(network.parameters(), 0.1)
+        optimizer = torch.optim.SGD(learner.policy_parameters(), 0.1)
+        if by_hand:
+            learner.step(*batch, task, optimizer, iter([batch]))
+        else:
+            step_of(learner, task, optimizer, captured=False)(*batch, iter([batch]))
+        networks.append([*network.parameters(), *policy.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*networks, strict=True))
+    with pytest.raises(ValueError, match="the network is on cpu"):
+        step_of(learner, task, captured=True)

@@ -466,6 +466,19 @@ def test_a_frozen_phase_goes_on_from_a_checkpoint_that_has_tallies(tmp_path: Pat
     assert_same(training.state_dict()["learner"], state["learner"])
 
 
+def test_steps_are_made_once_for_each_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was captured stays captured when batches start anew, as in a search that takes up one run after another."""
+    made = []
+    monkeypatch.setattr(trainer, "step_of", lambda learner, *_, **__: made.append(learner))
+    place = run.Place(device="cpu")
+    training = run.trainer(run.prepare(small(**PHASES), place, QUIET), place, tmp_path, run.Reader(), ())
+    for epoch in range(3):
+        training.learner, training.policy_optimizer = training._begin(epoch, training.learner)
+        training._start_streams()
+        training._start_streams()
+    assert len(made) == len({id(learner) for learner in made}) == 3
+
+
 def test_momentum_comes_back_in_the_layout_of_its_parameter(tmp_path: Path) -> None:
     """Fused steps refuse others, as a run on a GPU, whose networks are channels_last, once did when it went on."""
 

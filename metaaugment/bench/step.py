@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from metaaugment.bench.record import by_turns, check_new, write
-from metaaugment.capture import CapturedStep
+from metaaugment.capture import step_of
 from metaaugment.features import feature_dim
 from metaaugment.learner import Learner
 from metaaugment.networks import network
@@ -131,15 +131,12 @@ def build(variant: Variant, name: str, batch: int, device: str) -> Callable[[], 
         prepare=prepare, part=4 * batch,
     )  # fmt: skip
     policy_optimizer = sgd(learner.policy_parameters(), 1e-3, device)
-    step = CapturedStep(learner, optimizer, policy_optimizer) if variant.captured else None
+    step = step_of(learner, optimizer, policy_optimizer, captured=variant.captured)
     validation = batches if variant.validation == 1 else data(variant.validation * batch, device)
 
     def joint() -> None:
         with half:
-            if step is not None:
-                step(*next(batches), validation)
-            else:
-                learner.step(*next(batches), optimizer, policy_optimizer, validation)
+            step(*next(batches), validation)
 
     return joint
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from metaaugment.bench import step
 from metaaugment.bench.record import by_turns, check_new, write
-from metaaugment.capture import CapturedStep
+from metaaugment.capture import step_of
 from metaaugment.embedding import K
 from metaaugment.features import feature_dim
 from metaaugment.learner import Learner
@@ -91,14 +91,11 @@ def build(policy: LearnedPolicy, name: str, batch: int, device: str) -> Callable
     )  # fmt: skip
     half = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
     batches = step.data(batch, device)
-    captured = CapturedStep(learner, optimizer) if device == "cuda" else None
+    one = step_of(learner, optimizer, captured=device == "cuda")
 
     def transferred() -> None:
         with half:
-            if captured is not None:
-                captured(*next(batches))
-            else:
-                learner.step(*next(batches), optimizer)
+            one(*next(batches))
 
     return transferred
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from metaaugment.capture import CapturedStep
-from metaaugment.data.batches import Batch, Batches, once, own_part
+from metaaugment.capture import step_of
+from metaaugment.data.batches import Batches, once, own_part
 from metaaugment.distributed import add_up, agree, collected, first, highest, leave_to_first, rank, world_size
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
@@ -103,7 +103,7 @@ class Trainer:
         self.step = 0  # steps finished in the epoch under way
         self.seconds = 0.0  # spent on the steps of the epoch under way
         self.sums = torch.zeros(3, dtype=torch.float64, device=train.device)
-        self._captured_step: CapturedStep | None = None
+        self._iterates: Learner | None = None  # whose steps `_iterate` makes
         self.commit: str | None = None  # of the code that trains it, or several in turn
         self.learner, self.policy_optimizer = self._begin(0, None)
 
@@ -242,20 +242,13 @@ class Trainer:
         return self.phases[-1]
 
     def _start_streams(self) -> None:
-        """Start the batches from the learner's step on, and choose how its steps are made."""
+        """Start the batches from the learner's step on, and its steps."""
         learner = self.learner
         self._batches = self.train.since(learner.steps)
         self._validation_batches = self.validation.since(learner.steps // learner.every)
-        self._iterate: Callable[[Tensor, Tensor, Iterator[Batch]], Observation]
-        if self.captured:
-            if self._captured_step is None or self._captured_step.learner is not learner:
-                self._captured_step = CapturedStep(learner, self.optimizer, self.policy_optimizer)
-            self._iterate = self._captured_step
-        else:
-            optimizers = {"task_optimizer": self.optimizer, "policy_optimizer": self.policy_optimizer}
-            self._iterate = lambda images, labels, validation: learner.step(
-                images, labels, validation_batches=validation, **optimizers
-            )
+        if self._iterates is not learner:  # what was captured stays captured
+            self._iterate = step_of(learner, self.optimizer, self.policy_optimizer, captured=self.captured)
+            self._iterates = learner
 
     # -- never lose a run ---------------------------------------------------------------------------------------------
 
