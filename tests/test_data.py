@@ -28,7 +28,7 @@ from metaaugment.experiments.experiment import data_of
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 
-from trees import cifar_content, write_cifar10, write_cifar100, write_folder, write_omniglot
+from trees import cifar_content, use_cifar, write_cifar10, write_cifar100, write_folder, write_omniglot
 
 PARTS = ("train", "val", "test")
 
@@ -248,7 +248,7 @@ def test_splits_are_the_seeds() -> None:
 
 @pytest.fixture(params=["binary", "python"])
 def cifar10(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version=request.param))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path, version=request.param))
     return next(tmp_path.iterdir())
 
 
@@ -282,7 +282,7 @@ def test_cifar10_is_what_the_files_hold(cifar10: Path) -> None:
 
 @pytest.mark.parametrize("version", ["binary", "python"])
 def test_cifar100_takes_the_fine_labels(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "CIFAR100", write_cifar100(tmp_path, version=version))
+    use_cifar(monkeypatch, "cifar100", write_cifar100(tmp_path, version=version))
     data = dataset("cifar100", tmp_path)
     assert data.num_classes == 100
     assert data.test.labels.tolist() == list(range(100))
@@ -300,13 +300,13 @@ def test_root_by_environment(cifar10: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_both_versions_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path / "a", version="binary"))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path / "a", version="binary"))
     write_cifar10(tmp_path / "b", version="python")
     assert dataset("cifar10", tmp_path / "a").fingerprint() == dataset("cifar10", tmp_path / "b").fingerprint()
 
 
 def test_a_complete_version_is_taken_before_an_incomplete_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version="binary"))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path, version="binary"))
     write_cifar10(tmp_path, version="python")
     (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").unlink()
     assert len(dataset("cifar10", tmp_path).test) == 20
@@ -314,7 +314,7 @@ def test_a_complete_version_is_taken_before_an_incomplete_one(tmp_path: Path, mo
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 def test_pickles_of_every_protocol(protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version="python"))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path, version="python"))
     pixels, labels = cifar_content(cifar.CIFAR10, "test_batch")
     file = tmp_path / "cifar-10-batches-py" / "test_batch"
     file.write_bytes(pickle.dumps({"data": pixels, "labels": labels.tolist()}, protocol=protocol))
@@ -343,7 +343,7 @@ def python2_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:
 
 
 def test_pickles_of_python_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version="python"))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path, version="python"))
     pixels, labels = cifar_content(cifar.CIFAR10, "test_batch")
     written = python2_pickle(pixels, labels.tolist())
     with warnings.catch_warnings(action="ignore"):  # numpy's, of its own old names
@@ -368,7 +368,7 @@ class Evil:
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("place", ["data", "labels", "more", "key"])
 def test_a_pickle_runs_nothing(place: str, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version="python"))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path, version="python"))
     pixels, labels = cifar_content(cifar.CIFAR10, "test_batch")
     evil = Evil(os.mkdir, str(tmp_path / "evil"))
     honest = {"data": pixels, "labels": labels.tolist(), "length": b"x" * 70_000}
@@ -392,7 +392,7 @@ def test_a_pickle_runs_nothing(place: str, protocol: int, tmp_path: Path, monkey
     ],
 )
 def test_a_pickle_names_nothing_else(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version="python"))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path, version="python"))
     module, attribute = name.split()
     stack_global = b"\x80\4" + b"".join(b"\x8c" + bytes([len(x)]) + x.encode() for x in (module, attribute)) + b"\x93"
     padding = b"B" + struct.pack("<I", 70_000) + bytes(70_000) + b"0"  # as long as the file should be, and dropped
@@ -417,7 +417,7 @@ def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
 def test_damaged_binary(
     file: str, change: Callable[[bytes], bytes], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path))
     rewrite(tmp_path / "cifar-10-batches-bin" / file, change)
     with pytest.raises(ValueError, match=f"CIFAR-10 is not complete: .*{sentence}; move .*bin away and get it again"):
         dataset("cifar10", tmp_path)
@@ -454,7 +454,7 @@ def pickled(**changes: object) -> Callable[[bytes], bytes]:
 def test_damaged_pickle(
     change: Callable[[bytes], bytes], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path, version="python"))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path, version="python"))
     rewrite(tmp_path / "cifar-10-batches-py" / "data_batch_4", change)
     with pytest.raises(ValueError, match=f"data_batch_4.*{sentence}"):
         dataset("cifar10", tmp_path)
@@ -938,7 +938,7 @@ def test_per_class_keeps_smaller_classes_whole(tmp_path: Path) -> None:
 
 
 def test_a_constant_channel_can_be_normalized_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path))
     for file in (tmp_path / "cifar-10-batches-bin").iterdir():
         rewrite(file, lambda written: bytes(len(written)))
     assert dataset("cifar10", tmp_path).std == (1.0, 1.0, 1.0)

@@ -19,7 +19,7 @@ import pytest
 from metaaugment.data import DATASETS, cifar, dataset, download, get, omniglot, unpack
 from metaaugment.data.dataset import Archive
 
-from trees import write_cifar10, write_omniglot
+from trees import use_cifar, write_cifar10, write_omniglot
 
 
 @dataclass
@@ -107,7 +107,7 @@ def offer(site: Site, name: str, content: bytes, unpacks_to: str) -> Archive:
 @pytest.fixture
 def archive(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
     """A small CIFAR-10 on the server."""
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path / "made"))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path / "made"))
     content = tar_of(tmp_path / "made" / "cifar-10-batches-bin")
     return offer(site, "cifar-10-binary.tar.gz", content, "cifar-10-batches-bin")
 
@@ -130,6 +130,14 @@ def test_official_addresses() -> None:
     for name, sums in known.items():
         assert [archive.md5 for archive in DATASETS[name].archives] == sums
         assert all(archive.url.startswith("https://") for archive in DATASETS[name].archives)
+
+
+def test_each_cifar_is_fetched_to_where_it_is_read_from(tmp_path: Path) -> None:
+    for name, layout in {"cifar10": cifar.CIFAR10, "cifar100": cifar.CIFAR100}.items():
+        (archive,) = DATASETS[name].archives
+        assert archive.unpacks_to == layout.binary
+        with pytest.raises(ValueError, match=f"^{layout.title} is not there: .*; get it: metaaugment data get {name} "):
+            dataset(name, tmp_path)
 
 
 def test_get_then_read(site: Site, archive: Archive, root: Path, tmp_path: Path) -> None:

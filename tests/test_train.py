@@ -21,14 +21,14 @@ from safetensors.torch import load_file, save_file
 import metaaugment as ma
 from metaaugment import OPS, sealed
 from metaaugment.baselines import published
-from metaaugment.data import cifar, omniglot
+from metaaugment.data import omniglot
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.training import progress
 from metaaugment.training.progress import duration
 
 from commands import program
-from trees import write_cifar10, write_folder, write_omniglot
+from trees import use_cifar, write_cifar10, write_folder, write_omniglot
 
 Captured = pytest.CaptureFixture[str]
 QUICK = ("--size", "16", "--per-class", "20", "--batch", "50", "--epochs", "1")
@@ -85,7 +85,7 @@ def test_the_last_lines_say_what_to_worry_about(tmp_path: Path, capsys: Captured
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment", "metaaugment"])
 def test_cifar_10_at_reduced_size(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The paper's recipe, with fewer images, a smaller network and two epochs."""
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path / "data", records=40))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path / "data", records=40))
     reduced = ("--network", "small-cnn", "--epochs", "2", "--batch", "60", "--data", tmp_path / "data")
     assert program("train", "cifar10-wrn-40-2", *reduced, "--method", method, "--out", tmp_path / "run") == 0
     assert [row["epoch"] for row in log(tmp_path / "run")] == [1, 2]
@@ -253,7 +253,7 @@ def test_data_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path))
     (tmp_path / "cifar-100-binary").mkdir()
     (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(b"x")
     assert program("data", "--data", tmp_path) == 0
@@ -483,7 +483,7 @@ def test_missing_data_are_named_with_the_command_that_gets_them(tmp_path: Path, 
 
 
 def test_incomplete_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path))
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path))
     (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
     assert "data_batch_3.bin" in refused(capsys, "train", "cifar10-wrn-40-2", "--data", tmp_path)
 

@@ -1,7 +1,7 @@
 """Small data sets in their official layouts, on disk.
 
 A writer of CIFAR or Omniglot returns the layout that describes what it wrote; a test substitutes it for the official
-one: `monkeypatch.setattr(cifar, "CIFAR10", write_cifar10(tmp_path))`.
+one: `use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path))`.
 """
 
 import pickle
@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
-from metaaugment.data import cifar, omniglot
+from metaaugment.data import DATASETS, cifar, omniglot
+from metaaugment.data.dataset import of_cifar
 
 
 def write_cifar10(
@@ -28,6 +30,12 @@ def write_cifar100(
 ) -> cifar.Layout:
     layout = replace(cifar.CIFAR100, train_records=records, test_records=test_records, held_out=held_out)
     return _write_cifar(root, layout, version)
+
+
+def use_cifar(monkeypatch: pytest.MonkeyPatch, name: str, layout: cifar.Layout) -> None:
+    """Read this data set as the layout says, not as the official archives hold it."""
+    monkeypatch.setattr(cifar, name.upper(), layout)
+    monkeypatch.setitem(DATASETS, name, of_cifar(layout, "some.tar.gz", "the MD5 of nothing"))
 
 
 def cifar_content(layout: cifar.Layout, file: str) -> tuple[np.ndarray, np.ndarray]:

@@ -139,7 +139,7 @@ class Entry:
 
     `locate` finds it under a root, or raises `Missing` (None: it has no place of its own). `sizes`: the sides in pixels
     that can be chosen, `size` the default. `held_out`: the default shares of validation and test images, if they can be
-    chosen. `how`: how to get it, for a folder {root}.
+    chosen. `how`: how to get it by its {name}, into a folder {root}.
     """
 
     title: str
@@ -155,6 +155,21 @@ class Entry:
 
 TORONTO = "https://www.cs.toronto.edu/~kriz"
 LAKE = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
+GET = "metaaugment data get {name} --data {root}"
+
+
+def of_cifar(layout: cifar.Layout, file: str, md5: str) -> Entry:
+    """The entry of CIFAR-10 or CIFAR-100, whose binary version is this file."""
+    return Entry(
+        layout.title,
+        read=lambda ask: cifar.read(layout, ask.root, ask.seed),
+        locate=lambda root: cifar.locate(layout, root),
+        how=GET,
+        size=32,
+        sizes=range(32, 33),
+        archives=(Archive(f"{TORONTO}/{file}", md5, layout.binary, max_bytes=200_000_000),),
+    )
+
 
 DATASETS: dict[str, Entry] = {
     "digits": Entry(
@@ -166,43 +181,13 @@ DATASETS: dict[str, Entry] = {
         sizes=range(8, 65),
         fill=black,
     ),
-    "cifar10": Entry(
-        "CIFAR-10",
-        read=lambda ask: cifar.read(cifar.CIFAR10, ask.root, ask.seed),
-        locate=lambda root: cifar.locate(cifar.CIFAR10, root),
-        how="metaaugment data get cifar10 --data {root}",
-        size=32,
-        sizes=range(32, 33),
-        archives=(
-            Archive(
-                f"{TORONTO}/cifar-10-binary.tar.gz",
-                md5="c32a1d4ab5d03f1284b67883e8d87530",
-                unpacks_to="cifar-10-batches-bin",
-                max_bytes=200_000_000,
-            ),
-        ),
-    ),
-    "cifar100": Entry(
-        "CIFAR-100",
-        read=lambda ask: cifar.read(cifar.CIFAR100, ask.root, ask.seed),
-        locate=lambda root: cifar.locate(cifar.CIFAR100, root),
-        how="metaaugment data get cifar100 --data {root}",
-        size=32,
-        sizes=range(32, 33),
-        archives=(
-            Archive(
-                f"{TORONTO}/cifar-100-binary.tar.gz",
-                md5="03b5dce01913d631647c71ecec9e9cb8",
-                unpacks_to="cifar-100-binary",
-                max_bytes=200_000_000,
-            ),
-        ),
-    ),
+    "cifar10": of_cifar(cifar.CIFAR10, "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+    "cifar100": of_cifar(cifar.CIFAR100, "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
     "omniglot": Entry(
         "Omniglot",
         read=lambda ask: omniglot.read(omniglot.OMNIGLOT, ask.root, ask.seed, ask.size, ask.progress),
         locate=lambda root: omniglot.locate(omniglot.OMNIGLOT, root),
-        how="metaaugment data get omniglot --data {root}",
+        how=GET,
         size=omniglot.SIZE,
         sizes=range(8, 106),
         fill=black,
@@ -294,7 +279,7 @@ def find(name: str) -> Entry:
 
 def way_out(name: str, root: Path, missing: Missing) -> str:
     """What to do about data that are missing."""
-    how = DATASETS[name].how.format(root=shlex.quote(str(root)))
+    how = DATASETS[name].how.format(name=name, root=shlex.quote(str(root)))
     if not DATASETS[name].archives:
         return how
     return f"move {missing.where} away and get it again: {how}" if missing.incomplete else f"get it: {how}"
