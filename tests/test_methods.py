@@ -369,9 +369,10 @@ def test_other_methods_have_one_phase(method: str) -> None:
 
 @pytest.mark.parametrize("epochs", [(0, 9, 0), (2, 7, 0), (0, 6, 3), (2, 4, 3)])
 def test_phases_of_no_epochs_are_left_out(epochs: tuple[int, int, int]) -> None:
-    random, _, frozen = epochs
-    phases = experiment(plain(epochs=9, random_epochs=random, frozen_epochs=frozen)).phases()
-    assert [phase.epochs for phase in phases] == [count for count in epochs if count]
+    random, joint, frozen = epochs
+    recipe = plain(epochs=9, random_epochs=random, frozen_epochs=frozen)
+    assert recipe.joint_epochs == joint
+    assert [phase.epochs for phase in experiment(recipe).phases()] == [count for count in epochs if count]
 
 
 def test_the_frozen_policy_is_the_learned_one_and_sees_as_it_did() -> None:

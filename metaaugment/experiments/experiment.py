@@ -63,14 +63,11 @@ class Experiment:
     def phases(self) -> list[Phase]:
         """What is trained in turn: mostly one phase; on ImageNet a random, a joint and a frozen one."""
         recipe = self.recipe
-        if self.policy is not None:
-            return [Phase(recipe.epochs, self._transferred)]
-        if recipe.method != "metaaugment" or not (recipe.random_epochs or recipe.frozen_epochs):
-            return [Phase(recipe.epochs, self._joint)]
-        joint = recipe.epochs - recipe.random_epochs - recipe.frozen_epochs
+        if not recipe.learns:
+            return [Phase(recipe.epochs, self._joint if self.policy is None else self._transferred)]
         phases = (
             Phase(recipe.random_epochs, self._random),
-            Phase(joint, self._joint),
+            Phase(recipe.joint_epochs, self._joint),
             Phase(recipe.frozen_epochs, self._frozen),
         )
         return [phase for phase in phases if phase.epochs]

@@ -157,6 +157,11 @@ class Recipe:
         """Whether a policy is learned, rather than given or not used."""
         return self.method == "metaaugment" and self.policy is None
 
+    @property
+    def joint_epochs(self) -> int:
+        """Epochs in which a policy is learned, between the random and the frozen ones."""
+        return self.epochs - self.random_epochs - self.frozen_epochs
+
     def idle(self) -> dict[str, str]:
         """Fields that have no effect in this recipe, each with the reason."""
         method, why = METHODS[self.method], {}
@@ -233,10 +238,8 @@ class Recipe:
             )
         self._check_randaugment()
         if self.learns:
-            learning = self.epochs - self.random_epochs - self.frozen_epochs
-            enough = learning > 0 or not (self.random_epochs or self.frozen_epochs)
             both = f"{self.random_epochs} + {self.frozen_epochs}"
-            self._refuse("epochs", enough, f"larger than --random-epochs plus --frozen-epochs ({both})")
+            self._refuse("epochs", self.joint_epochs > 0, f"larger than --random-epochs plus --frozen-epochs ({both})")
             if self.transfer:
                 raise ValueError(
                     f"{self.name} is trained under a policy that was learned before; name its file with --policy FILE, "

@@ -285,11 +285,11 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
     )
     if data.note:
         console.print(data.note, soft_wrap=True)
-    learning = recipe.epochs - recipe.random_epochs - recipe.frozen_epochs
-    if recipe.learns and learning * updates < 1:
+    if recipe.learns and recipe.joint_epochs * updates < 1:
         console.print(
             f"the policy will never be updated: --every is {recipe.every}, and there are only "
-            f"{number_of('step', learning * trainer.train.steps)} to learn in; lower --every, or train longer"
+            f"{number_of('step', recipe.joint_epochs * trainer.train.steps)} to learn in; lower --every, or train "
+            "longer"
         )
     if resumed:
         console.print(f"continuing after epoch {trainer.epoch}, step {trainer.step}")
