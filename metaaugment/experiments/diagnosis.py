@@ -135,55 +135,47 @@ class Diagnosis:
         return cls(**plain, **found, epoch=epoch, step=step, seed=seed)
 
     def verdict(self) -> str:
-        """The first sentence that applies."""
+        """The first of these judgements that applies: what was found, and what to do about it."""
         own = self.own
         if self.accuracy <= self.chance:
             return (
                 f"Nothing can be learned: the network is right on {self.accuracy:.1%} of the validation images, no "
-                f"more than by chance (up to {self.chance:.1%}), so it has hardly begun to train, or "
-                "validation and training images are labelled differently."
+                f"more than by chance (up to {self.chance:.1%}). It has hardly begun to train, or validation and "
+                "training images are labelled differently."
             )
         if self.half.mean <= max(2 * self.half.error, 0.05):
             return (
                 f"The validation set is too small to tell: two halves of its {self.validation} images agree on which "
-                f"samples help with a correlation of only {self.half}; hold out more."
+                f"samples help with a correlation of only {self.half}. Hold out more."
             )
         if not self.worth_learning(self.best):
             return (
                 "Nothing is left to learn: which samples help cannot, or can no longer, be predicted from anything "
-                f"that a policy may see (at best {self.best}){self._sharper()}."
+                f"that a policy may see (at best {self.best}).{self._sharper()}"
             )
+        possible = f"A prediction from {_listed(INPUTS[self.sees])} reaches {own}{self._more()}."
         if self.captured is None:
-            return f"There is something to learn: {self._possible()}; this run has no policy to learn it."
+            return f"There is something to learn, but this run has no policy to learn it. {possible}"
+        follow = f"its outputs correlate with the alignment at {self.captured.mean:.2f}"
         if self.worth_learning(self.captured) and self.captured.mean >= 0.5 * own.mean:
-            return (
-                f"It {'learned' if self.learns else 'fits'}: its outputs correlate with the alignment at "
-                f"{self.captured.mean:.2f}, of {own.mean:.2f} possible from {self._inputs()}{self._more()}"
-                f"{self._sharper()}."
-            )
-        follow = f"its outputs correlate with the alignment at {self.captured.mean:.2f}, and {self._possible()}"
+            return f"It {'learned' if self.learns else 'fits'}: {follow}. {possible}{self._sharper()}"
         if not self.learns:
-            return f"The policy was not learned in this run: {follow}; one that is learned in it could do better."
-        if not self.worth_learning(own):
-            way = "" if (more := self._further()) is None else f"; {_let_it_see(more)}"
             return (
-                f"Nothing is left to learn from what it sees: {own} is possible from {self._inputs()}; it was never "
-                f"more, or training has used it up{self._more()}{way}{self._sharper()}."
+                f"The policy was not learned in this run, and fits it badly: {follow}. {possible} "
+                "One that is learned in this run could do better."
             )
-        return f"It could learn more: {follow}; {self._change()}."
+        if not self.worth_learning(own):
+            way = "" if (more := self._further()) is None else f" {_let_it_see(more)}"
+            return (
+                "Nothing is left to learn from what it sees: it was never more, or training has used it up. "
+                f"{possible}{self._sharper()}{way}"
+            )
+        return f"It could learn more: {follow}. {possible} {self._change()}"
 
     def _sharper(self) -> str:
         if self.samples >= MANY:
             return ""
-        return f"; this is a lower bound, and more than {self.samples:,} --samples may find more"
-
-    def _inputs(self) -> str:
-        names = {"embedding": "transformation", "clues": "loss"}
-        words = [names.get(name, name) for name in self.sees.split(", ")]
-        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-    def _possible(self) -> str:
-        return f"{self.own} is possible from {self._inputs()}{self._more()}"
+        return f" This is a lower bound: a diagnosis with more than {self.samples:,} --samples may find more."
 
     def _further(self) -> str | None:
         """CLUES or LABEL, if it predicts over two errors more than the policy's inputs; LABEL must also beat CLUES."""
@@ -198,7 +190,8 @@ class Diagnosis:
         name = self._further()
         if name is None:
             return ""
-        return f", with {'loss and label' if name == LABEL else 'the loss'} {self.predicted[name].mean:.2f}"
+        added = [more for more in INPUTS[name] if more not in INPUTS[self.sees]]
+        return f"; one that also sees the {_listed(added)} reaches {self.predicted[name].mean:.2f}"
 
     def _change(self) -> str:
         """The change that is most likely to help."""
@@ -208,20 +201,27 @@ class Diagnosis:
         sizes = [size for size in self.noise if self.update is not None and size <= self.update]
         if sizes and self.noise[max(sizes)].mean < 0.3 and max(sizes) < max(self.noise):
             return (
-                f"an update with {self.update} validation images is mostly noise: raise --policy-batch, up to all "
-                f"{self.validation}"
+                f"An update with {self.update} validation images is mostly noise: train with a larger --policy-batch, "
+                f"up to all {self.validation}."
             )
         if self.regresses:
-            return "raise --policy-lr"
+            return "Train with a higher --policy-lr."
         kind = "label" if self.sees == LABEL else "clue"
         return (
-            f"raise --policy-lr, or have it learn by regression: --policy-network regressing-exponential-{kind}-policy"
+            f"Train with a higher --policy-lr, or by regression: --policy-network regressing-exponential-{kind}-policy."
         )
+
+
+def _listed(inputs: Sequence[str]) -> str:
+    """What a policy sees, in words."""
+    names = {"embedding": "transformation", "clues": "loss"}
+    words = [names.get(name, name) for name in inputs]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _let_it_see(more: str) -> str:
     name = f"exponential-{'label' if more == LABEL else 'clue'}-policy"
-    return f"let it see more with --policy-network {name}, and watch its weights, which may collapse"
+    return f"Train with --policy-network {name}, which sees more, and watch its weights, which may collapse."
 
 
 def diagnose(

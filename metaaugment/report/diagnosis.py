@@ -13,18 +13,22 @@ PREDICTED, NOISE = "What can be predicted", "How far two draws agree"
 
 def in_words(found: Diagnosis) -> list[str]:
     """A line for each thing that was measured, and the verdict."""
-    lines = [
-        f"{found.samples:,} training samples, {found.validation:,} validation images; all figures are correlations",
+    return [
+        f"{found.samples:,} training samples, {found.validation:,} validation images",
+        "The alignment of a sample says how far a step on it lowers the validation loss; all figures are correlations.",
         "",
-        "how far two draws of validation images agree on which samples help",
-        *(f"  {size:>6,} images each            {noise}" for size, noise in found.noise.items()),
+        "how far two draws of validation images agree on it",
+        *(_row(f"  {size:,} images each", noise) for size, noise in found.noise.items()),
         "how well it can be predicted, on other samples and with the other half of the validation images",
-        *(f"  from {name:<33} {value}" for name, value in found.predicted.items()),
-        f"in the outputs of the policy           {'it has none' if found.captured is None else found.captured}",
+        *(_row(f"  from {name}", value) for name, value in found.predicted.items()),
+        _row("in the outputs of the policy", found.captured or "it has none"),
         "",
         found.verdict(),
     ]
-    return lines
+
+
+def _row(words: str, value: object) -> str:
+    return f"{words:40}{value!s:>12}"
 
 
 @drawn
