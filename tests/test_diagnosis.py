@@ -410,8 +410,11 @@ def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.Cap
     other = tmp_path / "other"
     shutil.copytree(run, other)
     recipe = json.loads((other / "recipe.json").read_text())
-    (other / "recipe.json").write_text(json.dumps({**recipe, "per_class": 21}))
-    assert "was trained on other data than digits has now" in refused(other)
+    for number in (21, 3):  # also of fewer than a mini-batch: what is wrong is not --batch, which this has not
+        (other / "recipe.json").write_text(json.dumps({**recipe, "per_class": number}))
+        assert "was trained on other data than digits has now" in refused(other)
+    (other / "recipe.json").write_text(json.dumps({**recipe, "batch": 5000}))
+    assert "--batch is 5000, but there are only 200 training images" in refused(other)
     assert "--samples is 10; for mini-batches of" in refused(run, "--samples", 10)
     (tmp_path / "there.png").write_text("a picture")
     assert "there.png exists already" in refused(run, "--picture", tmp_path / "there.png")

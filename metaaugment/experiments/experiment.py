@@ -275,7 +275,9 @@ def assemble(
     """An experiment, with its network and generator, on data that are already loaded.
 
     A network that is not `fresh` gets its weights from a checkpoint later, so it is given no pretrained ones."""
-    _check_sizes(recipe, data)
+    _check_shares(recipe, data)
+    if fresh:  # of a run that has begun, the checkpoint tells whether these are its data
+        check_sizes(recipe, data)
     torch.manual_seed(derived_seed(recipe.seed, INITIAL))
     net = network(recipe.network, data.num_classes, data.channels)
     if fresh and recipe.pretrained is not None and not load_pretrained(net, recipe.pretrained):
@@ -294,8 +296,9 @@ def placed(
     return net if world_size() == 1 or recipe.local_statistics else with_global_statistics(net)
 
 
-def _check_sizes(recipe: Recipe, data: DataSet) -> None:
-    n, processes = len(data.train), world_size()
+def _check_shares(recipe: Recipe, data: DataSet) -> None:
+    """Whether each process gets its share of a mini-batch."""
+    processes = world_size()
     if recipe.batch % processes:
         raise ValueError(
             f"--batch is {recipe.batch}, which {processes} processes cannot share evenly; choose a multiple of "
@@ -306,6 +309,11 @@ def _check_sizes(recipe: Recipe, data: DataSet) -> None:
             f"--policy-batch is {recipe.policy_batch} of {len(data.val)} validation images, less than one for each of "
             f"{processes} processes; choose a larger one, or start fewer processes"
         )
+
+
+def check_sizes(recipe: Recipe, data: DataSet) -> None:
+    """Refuse data that do not fill a mini-batch, or are mostly validation images."""
+    n = len(data.train)
     less = ", or hold back less" if recipe.held_back and recipe.held_back_from == "training" else ""
     if n < recipe.batch:
         raise ValueError(f"--batch is {recipe.batch}, but there are only {n} training images; choose at most {n}{less}")

@@ -16,7 +16,7 @@ from metaaugment import faults
 from metaaugment.data import CorruptImage, DataSet
 from metaaugment.data.batches import Batches, Reader, on_device, once, own_part
 from metaaugment.distributed import everyone, first, highest, rank, world_size
-from metaaugment.experiments.experiment import Experiment, clipped, prepare
+from metaaugment.experiments.experiment import Experiment, check_sizes, clipped, prepare
 from metaaugment.experiments.flags import check_agreement, flag
 from metaaugment.experiments.methods import copies
 from metaaugment.experiments.paper import RECIPES
@@ -212,6 +212,7 @@ def as_it_was(folder: Path, place: Place, console: Console) -> Trainer:
                 f"{folder} was trained on other data than {experiment.data.name} has now: images were added, removed "
                 "or changed since, or --data is another folder; restore the images, or correct --data"
             )
+        check_sizes(experiment.recipe, experiment.data)
         if state["identity"].get("policy_sha256") not in (None, experiment.policy_digest()):
             raise ValueError(
                 f"{folder} was trained under another policy than {experiment.policy_name} is now; put that one back, "
