@@ -494,6 +494,8 @@ NEVER = "Policy idle: it was never updated, so its weights are those it began wi
     ({"effective_samples": 0.2}, {"policy": "p.safetensors"}, "Weights collapsed: 20% of a mini-batch effectively "
      "train the network, the other samples have next to no weight. Its p alone (export --sampler-only) may help."),
     ({"effective_samples": 0.9995}, {}, "Policy idle: weights are uniform"),
+    ({"effective_samples": 1.0}, {"batch": 1}, "Policy idle: a mini-batch is one sample, whose weight is always 1;"),
+    ({"effective_samples": 1.0}, {"batch": 1, "copies": 2}, "Policy idle: weights are uniform"),
     ({"alpha": 0.1}, {}, f"{NEVER}; check whether --every is larger"),
     ({"alpha": 0.1}, {"learn_alpha": False, "policy_lr": 0.0}, f"{NEVER}; --policy-lr is 0."),
     ({"alpha": 0.001}, {}, "α at zero: it is 0.001 now"),

@@ -52,6 +52,8 @@ def policy_idle(run: Run) -> str | None:
     share = _late(run.values("effective_samples")[_learning(run)])
     if not run.learns or not share > UNIFORM or policy_saturated(run):
         return None
+    if run.count("batch") == run.count("copies") == 1:
+        return "Policy idle: a mini-batch is one sample, whose weight is always 1; choose a larger --batch."
     return (
         f"Policy idle: weights are uniform (the effective share of a mini-batch is {share:.4f}), as if there were no "
         "policy. A higher policy learning rate, or more validation images, may help."
