@@ -111,6 +111,20 @@ def test_every_picture_has_text(html: str) -> None:
     assert len(set(labels)) == len(labels), "each says what it shows itself"
 
 
+def test_a_page_of_runs_without_a_policy_does_not_speak_of_one(folder: Path, html: str) -> None:
+    def words(html: str) -> str:
+        found = Page(re.sub(r"(?s)<(style|script).*?</\1>", "", html))
+        labels = [attributes.get("aria-label") or "" for _, attributes in found.elements]
+        return " ".join([*found.text, *labels]).lower()
+
+    plain = words(Report.of([folder / "plain"]).html())
+    assert "how training went" in plain
+    assert "training loss by epoch" in plain
+    for word in ("policy", "learned", "weight", "α"):
+        assert word in words(html)
+        assert word not in plain
+
+
 def test_nothing_is_loaded_from_elsewhere(html: str) -> None:
     assert not re.search(r'(?:src|href)="(?!data:|#)', html)
     assert "http:" not in html

@@ -32,7 +32,7 @@ WITH_POLICY = ("alpha", "effective_samples")
 @drawn
 def over_epochs(together: Sequence[Group], key: str, legend: bool = True) -> Picture:
     """A quantity of the log by epoch: a color per group, a line per run."""
-    title, reading = READINGS[key]
+    title, reading = _titled(key, [run for group in together for run in group.runs])
     legend = legend and len(together) > 1
     figure = Figure(figsize=(SIZE[0], SIZE[1] + (0.18 * len(together) if legend else 0)), layout="constrained")
     axes = figure.subplots()
@@ -59,6 +59,15 @@ def over_epochs(together: Sequence[Group], key: str, legend: bool = True) -> Pic
     if legend:
         figure.legend(loc="outside lower left", fontsize=7)
     return Picture(key, title, reading, f"{title} by epoch: {'; '.join(words)}.", figure)
+
+
+def _titled(key: str, runs: Sequence[Run]) -> tuple[str, str]:
+    """Title and reading of a quantity, without a word of a policy where no run has one."""
+    if key == "train_loss" and not any(run.has_policy for run in runs):
+        return "Training loss", "Of augmented samples; above the validation loss where augmentation is hard."
+    if key == "val_loss" and not any(run.learns for run in runs):
+        return "Validation loss", "Of images without augmentation, after each epoch."
+    return READINGS[key]
 
 
 def _epoch_axis(axes: Axes, epochs: Sequence[int]) -> None:

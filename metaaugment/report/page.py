@@ -169,6 +169,10 @@ class Report:
         """Whether there are runs, and all have a result."""
         return bool(self.runs) and all(run.result is not None for run in self.runs)
 
+    @property
+    def heading(self) -> str:
+        return "What the policy learned" if any(run.has_policy for run in self.runs) else "How training went"
+
     @cached_property
     def groups(self) -> list[Group]:
         return groups(self.runs)
