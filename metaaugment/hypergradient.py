@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 from torch.func import functional_call
+from torch.nn.utils import parametrize
 
 Parameters = dict[str, nn.Parameter]
 Gradient = Sequence[Tensor]
@@ -121,7 +122,8 @@ def unrolled(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
         weights = torch.ones_like(losses, requires_grad=True)
         g = torch.autograd.grad(losses, list(w.values()), weights, create_graph=True, allow_unused=True)
         used = [(gradient, direction) for gradient, direction in zip(g, v, strict=True) if gradient is not None]
-        along = torch.stack([(gradient * direction).sum() for gradient, direction in used]).sum()
+        # The real part matters for complex parameters only.
+        along = torch.stack([(gradient * direction.conj()).sum().real for gradient, direction in used]).sum()
     try:
         return torch.autograd.grad(along, weights)[0]
     except RuntimeError as error:
@@ -186,7 +188,7 @@ def moved(parameters: Sequence[Tensor], direction: Gradient, length: Tensor) -> 
     data = [parameter.data for parameter in parameters]
     kept = [value.clone() for value in data]
     try:
-        torch._foreach_add_(data, torch._foreach_mul(list(direction), length.to(data[0].dtype)))
+        torch._foreach_add_(data, torch._foreach_mul(list(direction), length.to(data[0].dtype.to_real())))
         yield
     finally:
         torch._foreach_copy_(data, kept)
@@ -216,6 +218,14 @@ def refuse_shaking(network: nn.Module) -> None:
                 f"the backward pass of layer {name!r} ({type(module).__name__}) is not the derivative of its forward "
                 "pass, as route='difference' requires; use route='forward'"
             )
+
+
+def refuse_cached_weights() -> None:
+    if parametrize._cache_enabled:
+        raise ValueError(
+            "inside torch.nn.utils.parametrize.cached() a weight stays as it was when its parameters move, as they do "
+            "for Eqs. 2 and 3; leave it out around the learner's calls"
+        )
 
 
 def refuse_reentrant(losses: Tensor) -> None:

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from metaaugment.distributed import add_up, agree, bare, drawn, share, total, world_size
+from metaaugment.distributed import add_up, agree, bare, drawn, rank, share, total, world_size
 from metaaugment.embedding import embed
 from metaaugment.features import Features
 from metaaugment.hypergradient import (
@@ -24,6 +24,7 @@ from metaaugment.hypergradient import (
     norm,
     not_compiled,
     outer_loss,
+    refuse_cached_weights,
     refuse_reentrant,
     weighted_gradient,
 )
@@ -39,19 +40,12 @@ from metaaugment.observation import (
 from metaaugment.ops import Space, find_space
 from metaaugment.policy import check_outputs, evidence, is_blind, weigh
 from metaaugment.replay import Buffers, Replay, other_buffers, precisions, seeded, undisturbed
+from metaaugment.sampler import Sampler, check_count
 from metaaugment.transformation import Transformation, apply
 
 Batch = tuple[Tensor, Tensor]
 PARTS = ("policy", "extractor", "sampler")
 STARTS_OVER = "one iterator that starts over at its end: itertools.chain.from_iterable(itertools.repeat(loader))"
-
-
-class Sampler(Protocol):
-    """Which transformation each sample gets."""
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation: ...
-    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None: ...
-    def update(self) -> None: ...
 
 
 class Learner:
@@ -76,7 +70,8 @@ class Learner:
         route: how the alignment is computed: "difference", "forward" or "unrolled". "difference" relies on the backward
             pass being the derivative of the forward pass; where it is not (straight-through rounding), use "forward".
         lagged: update w with the gradient of Eq. 2, taken under the policy before its update, which saves a backward
-            pass. A GradScaler cannot scale that gradient: under float16 autocast leave this False, or use bfloat16.
+            pass. The graph of the training pass is spent by then: what you add to `weighted_loss` needs a pass of its
+            own. A GradScaler cannot scale that gradient: under float16 autocast leave this False, or use bfloat16.
         every: the policy is updated on every `every`-th step.
         copies: transformations drawn for each image of a mini-batch.
         alpha: initial value of the learned inner step size.
@@ -116,8 +111,7 @@ class Learner:
         if route not in ROUTES:
             raise ValueError(f"unknown route {route!r}; choose one of {', '.join(ROUTES)}")
         for name, value in (("every", every), ("copies", copies), ("part", 1 if part is None else part)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+            check_count(name, value)
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha is {alpha:g}; it must be finite, and 0 or above")
         if getattr(network, "static_graph", False):
@@ -126,7 +120,7 @@ class Learner:
         self.network = network
         self.w = self._trained()
         like = next(iter(self.w.values()))
-        self.device, self.dtype = like.device, like.dtype
+        self.device, self.dtype = like.device, like.dtype.to_real()
         self.sampler = sampler
         self.policy = policy
         self.extractor = extractor
@@ -149,6 +143,7 @@ class Learner:
         # While a step is captured, the host cannot check whether gradients are finite. This tensor, 1 if the last ones
         # were not, is read by the fused optimizer on the device.
         self._not_finite: Tensor | None = None
+        self._void = False  # whether the gradient that the last backward pass left was not finite
         self._skipped = torch.zeros((), dtype=torch.long, device=like.device)
         self._checked: set[str] = set()
         self._coarsest = max((w.dtype for w in self.w.values()), key=lambda dtype: torch.finfo(dtype).eps)
@@ -160,6 +155,7 @@ class Learner:
     def observe(self, images: Tensor, labels: Tensor) -> Observation:
         """Algorithm 1, lines 4 and 5: draw transformations, augment, and compute losses and weights."""
         self._clamp_alpha()
+        self._void = False
         seen = self._see(images, labels)
         self.sampler.record(seen.transformation, seen.outputs.detach(), seen.losses.detach())
         self.steps += 1
@@ -194,7 +190,8 @@ class Learner:
             images = self.after(images) if self.after else images
             inputs = self.prepare(images)
         replay, judging, buffers = Replay(self.device), Replay(self.device, "policy"), self._buffers()
-        with replay.first(), self.features.watched(), self._precision_noted(replay):
+        refuse_cached_weights()
+        with replay.first(), self.features.watched(), self._precision_noted(replay), self._frozen_unwritten():
             before = inputs._version
             logits = self.network(inputs)
             if inputs._version != before:  # a repeated pass would start from other inputs
@@ -202,7 +199,7 @@ class Learner:
             losses = self._losses(logits, labels, "training")
         with judging.first():
             if self.extractor is None:
-                features, more = self._features().detach(), evidence(self.policy, logits, labels)
+                features, more = self._features(len(t)).detach(), evidence(self.policy, logits, labels)
             else:
                 features, more = self._extract(self.extractor, inputs, labels)
             outputs, weights = self._judge(features, t, more)
@@ -251,7 +248,7 @@ class Learner:
             )
         own, g = self.inner_gradient(seen, retain_graph=not self.lagged)  # ŵ = w − α g is Eq. 2
         v = self.gradient_ahead(seen, g, images, labels)  # ∇ L_val(ŵ)
-        if "repeatable" not in self._checked:
+        if "repeatable" not in self._checked and not self._capturing():
             self._check_repeatable(seen)
         seen.alignment = self.alignment(seen, v)  # s = J v
         if self.extractor is not None:
@@ -265,18 +262,25 @@ class Learner:
             # Under DistributedDataParallel, which averages, each process leaves the whole sum; otherwise its own part.
             whole = g if self.network is not bare(self.network) else own
             seen.gradient = [None if part is None else value for part, value in zip(own, whole, strict=True)]
+            seen.version = self._version()
 
     def weighted_loss(self, seen: Observation) -> Tensor:
         """Eq. 4: Σ V_i L_i with the weights of the policy as it is now; its backward pass trains the task network.
 
         If the gradient that backward leaves in `.grad` is not finite, all of `.grad` becomes zero, and the step is
-        counted in `skipped`; an optimizer still applies its momentum and weight decay.
+        counted in `skipped`. An optimizer of your own loop then still applies momentum and weight decay; `step` leaves
+        w as it is.
         """
         self._clamp_alpha()
         anew = seen.alignment is not None and seen.gradient is None  # θ may have moved since, and is not lagged
         weights = self._judge_again(seen) if anew else seen.weights.detach()
         value = (weights * seen.losses).sum()
         if seen.gradient is not None:
+            if seen.version != self._version():
+                raise ValueError(
+                    "the network's parameters have changed since policy_backward(), but with lagged=True its gradient "
+                    "is that at the old ones; call weighted_loss() before they change, or use lagged=False"
+                )
             known = [(w, g) for w, g in zip(self.w.values(), seen.gradient, strict=True) if g is not None]
             value = _Given.apply(value.detach(), [g for _, g in known], *(w for w, _ in known))
         elif self.network is not bare(self.network):
@@ -366,8 +370,9 @@ class Learner:
         """All that `load_state_dict` needs; the task network, optimizers and generators have states of their own.
 
         A part with `kept_elsewhere = True`, such as one from a policy file, is left out: build the learner with it.
+        With several processes, save after `sampler.update()`: until then each one counts outputs of its own.
         """
-        state = {"alpha": self.alpha.detach(), "steps": self.steps, "skipped": self._skipped}
+        state = {"alpha": self.alpha.detach(), "steps": self.steps, "skipped": self._skipped, "rank": rank()}
         return state | {name: part.state_dict() for name, part in self._kept().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -386,6 +391,9 @@ class Learner:
                 )
         for name, part in parts.items():
             part.load_state_dict(state[name])
+        if rank() != state.get("rank", 0):
+            for tally in getattr(self.sampler, "tallies", ()):  # those are another process's, and count once
+                tally.zero_()
         with torch.no_grad():
             self.alpha.copy_(state["alpha"])
             self._skipped.copy_(state["skipped"])
@@ -408,7 +416,8 @@ class Learner:
         if found is not None:
             optimizer.found_inf = found  # type: ignore[attr-defined]
         try:
-            optimizer.step()
+            if not self._void:
+                optimizer.step()
         finally:
             if found is not None:
                 optimizer.found_inf = None  # type: ignore[attr-defined]
@@ -450,11 +459,17 @@ class Learner:
         """Features and evidence by an extractor of the policy's own."""
         with self.features.watched():
             logits = extractor(inputs)
-        return self._features(), evidence(self.policy, logits, labels)
+        return self._features(len(inputs)), evidence(self.policy, logits, labels)
 
-    def _features(self) -> Tensor:
+    def _features(self, n: int) -> Tensor:
         """Those of the pass just watched, in the policy's precision."""
-        return self.features.take().to(self.alpha.dtype)
+        features = self.features.take()
+        if len(features) != n:
+            raise ValueError(
+                f"the features of {n} images have shape {list(features.shape)}; name a layer with features= whose "
+                "input has one row, map or list of tokens for each image, in this order"
+            )
+        return features.to(self.alpha.dtype)
 
     def _pass(self, seen: Observation) -> Pass:
         """The training pass of a mini-batch, for the routes, which repeat it at other parameters."""
@@ -497,6 +512,24 @@ class Learner:
         return [slice((part - begins) % parts, n, parts) for part in range(parts)]
 
     @contextmanager
+    def _frozen_unwritten(self) -> Iterator[None]:
+        """In the first pass, see that the network does not write parameters itself: the extra passes would, too, while
+        they leave buffers as they were."""
+        if "frozen" in self._checked:
+            yield
+            return
+        parameters = bare(self.network).named_parameters()
+        frozen = [(name, p, p._version) for name, p in parameters if not p.requires_grad and not p.is_inference()]
+        yield
+        for name, parameter, version in frozen:
+            if parameter._version != version:
+                raise ValueError(
+                    f"the network's pass changes parameter {name!r}, which has no gradient; make it a buffer, which "
+                    "the extra passes leave as it is"
+                )
+        self._checked.add("frozen")
+
+    @contextmanager
     def _precision_noted(self, replay: Replay) -> Iterator[None]:
         """In the first pass, note the coarsest precision of the network's layers, unless an autocast around it says so.
 
@@ -535,6 +568,10 @@ class Learner:
                 "images for training and validation, or a prepare= that turns yours into the network's inputs"
             )
         return images.to(self.dtype) / 255
+
+    def _version(self) -> int:
+        """Grows whenever the network's parameters change."""
+        return sum(w._version for w in self.w.values())
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """The network's trained parameters; looked up at each step, as layers may be frozen or weights replaced."""
@@ -597,12 +634,16 @@ class Learner:
                 "network's state in buffers, and draw random numbers from torch's, numpy's or Python's own "
                 f"generators{way}"
             )
-        self._checked.add("repeatable")
+        if norm([logits]) > 0:  # those of a fresh head may be zero, which any pass repeats
+            self._checked.add("repeatable")
+
+    def _capturing(self) -> bool:
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _finite(self, gradients: Sequence[Tensor]) -> bool:
         finite = total(norm(gradients)).isfinite()  # over all processes, as each may have only a part
         self._skipped += ~finite
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self._capturing():
             self._not_finite = (~finite).float()
             return True
         if not (ok := bool(finite)):
@@ -620,6 +661,7 @@ class Learner:
             gradients = [w.grad for w in self.w.values() if w.grad is not None]
             if gradients and not self._finite(gradients):
                 torch._foreach_zero_(gradients)
+                self._void = True
 
         engine.queue_callback(lambda: engine.queue_callback(guard))
 

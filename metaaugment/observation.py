@@ -29,6 +29,7 @@ class Observation:
     evidence: tuple[Tensor, ...] = field(default=(), repr=False)  # what else the policy sees
     alignment: Float[Tensor, " n"] | None = None  # s, on steps that update the policy
     gradient: list[Tensor | None] | None = field(default=None, repr=False)  # Eq. 2's, where it stands in for Eq. 4's
+    version: int = field(default=0, repr=False)  # of the parameters at which that gradient was taken
 
 
 def check_batch(images: Tensor, labels: Tensor, device: torch.device, what: str) -> None:

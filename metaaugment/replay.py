@@ -4,13 +4,17 @@ precision, and buffers and generators as they were."""
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from metaaugment.batch_norm import GlobalBatchNorm
+
 Buffers = dict[nn.Module, dict[str, Tensor | None]]
+PLAIN = (_BatchNorm.forward, nn.SyncBatchNorm.forward, GlobalBatchNorm.forward)
 
 # While a step is captured in a CUDA graph, a generator's state cannot be read. Instead, passes that are to draw the
 # same numbers each have a generator state of their own, all with the same seed. `capture.py` puts them here, in the
@@ -108,13 +112,16 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(network: nn.Module, buffers: Buffers | None = None) -> Iterator[None]:
-    """Passes inside leave no trace in running statistics or any other buffer, and start from `buffers` if given.
+    """Passes inside leave no trace in running statistics, in other buffers, or in tensors that modules keep as plain
+    attributes (a balancing loss); they start from `buffers` if given.
 
     Not by restoring them: once a buffer is written, autograd rejects the training pass's retained graph as stale.
     Instead, batch normalisation is told not to track, and other modules work on copies.
     """
-    tracking = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
+    modules = list(network.modules())
+    tracking = [m for m in modules if does_not_read_statistics(m) and m.training and m.track_running_stats]
     now = other_buffers(network)
+    kept_as_attributes = [{n: v for n, v in vars(m).items() if isinstance(v, Tensor)} for m in modules]
     try:
         for module in tracking:
             module.track_running_stats = False
@@ -126,11 +133,21 @@ def undisturbed(network: nn.Module, buffers: Buffers | None = None) -> Iterator[
             module.track_running_stats = True
         for module, kept in now.items():
             module._buffers.update(kept)
+        for module, attributes in zip(modules, kept_as_attributes, strict=True):
+            vars(module).update(attributes)
 
 
 def other_buffers(network: nn.Module) -> Buffers:
-    """The buffers of all modules but batch normalisation, which does not read its own in training."""
-    return {m: dict(m._buffers) for m in network.modules() if m._buffers and not isinstance(m, _BatchNorm)}
+    """The buffers of all modules but those of batch normalisation that do not read theirs in training."""
+    return {m: dict(m._buffers) for m in network.modules() if m._buffers and not does_not_read_statistics(m)}
+
+
+def does_not_read_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:
+    """Whether it is batch normalisation that in training only writes its statistics, and only while it tracks them.
+
+    A subclass with a forward of its own (ghost batch normalisation, batch renormalisation) may do otherwise.
+    """
+    return isinstance(module, _BatchNorm) and type(module).forward in PLAIN
 
 
 @contextmanager

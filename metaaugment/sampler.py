@@ -9,6 +9,8 @@ It may also have:
 """
 
 from collections.abc import Mapping
+from numbers import Integral
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +20,14 @@ from metaaugment.distributed import add_up
 from metaaugment.embedding import K
 from metaaugment.ops import INDEX
 from metaaugment.transformation import Transformation, device_of
+
+
+class Sampler(Protocol):
+    """Which transformation each sample gets."""
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation: ...
+    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None: ...
+    def update(self) -> None: ...
 
 
 def probabilities(v: Float[Tensor, "..."], epsilon: float) -> Float[Tensor, "..."]:
@@ -35,8 +45,8 @@ class TransformationSampler:
     def __init__(self, epsilon: float = 0.1, window: int = 20, functions: int = K) -> None:
         if not 0 <= epsilon <= 1:
             raise ValueError(f"epsilon is {epsilon:g}; the share of uniform sampling must lie in [0, 1]")
-        if window < 1:
-            raise ValueError(f"window is {window}; it counts calls of update() and must be at least 1")
+        check_count("window", window)
+        check_count("functions", functions)
         self.epsilon = epsilon
         self.window = window
         self.probabilities = torch.full((functions, functions), 1 / functions**2, dtype=torch.float64)
@@ -174,6 +184,11 @@ class IdentitySampler(StillSampler):
         device = device_of(generator)
         identity = torch.full((n,), INDEX["Identity"], device=device)
         return Transformation.draw(identity, identity, generator)
+
+
+def check_count(name: str, value: int) -> None:
+    if not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
 
 
 def draw_pairs(

@@ -283,7 +283,13 @@ class LearnedPolicy:
         found = cls(p, source, policy, extractor, provenance)
         assert found.extractor is not None
         black = torch.zeros(1, source.channels, *source.size, dtype=torch.uint8, device=found.device)
-        _check_num_classes(found.extractor.view(black)[1], num_classes)
+        features, logits = found.extractor.view(black)
+        _check_num_classes(logits, num_classes)
+        if not features.isfinite().all():
+            raise ValueError(
+                "the features of the network that the policy sees through are not finite, even of a black image; the "
+                "network has diverged, or its running statistics have not settled"
+            )
         return found
 
     def digest(self) -> str:

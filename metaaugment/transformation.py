@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
+from typing import SupportsIndex
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -72,12 +73,14 @@ class Transformation:
     def __len__(self) -> int:
         return len(self.first)
 
-    def __getitem__(self, samples: int | slice | Tensor) -> "Transformation":
+    def __getitem__(self, samples: SupportsIndex | slice | Sequence[int] | Tensor) -> "Transformation":
         """The transformations of some of the samples; an index gives a batch of one."""
-        if isinstance(samples, int):
-            samples = range(len(self))[samples]
-            samples = slice(samples, samples + 1)
-        return self._map(lambda value: value[samples])
+        if isinstance(samples, SupportsIndex) and getattr(samples, "ndim", 0) == 0:  # numpy's and torch's numbers too
+            place = range(len(self))[samples]
+            chosen = slice(place, place + 1)
+        else:
+            chosen = samples if isinstance(samples, slice) else torch.as_tensor(samples)
+        return self._map(lambda value: value[chosen])
 
     def __iter__(self) -> Iterator["Transformation"]:
         return (self[sample] for sample in range(len(self)))

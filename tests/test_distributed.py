@@ -1,5 +1,6 @@
 """Several processes with a part of the mini-batch each make the steps that one process makes with the whole."""
 
+import copy
 import itertools
 import os
 import time
@@ -271,6 +272,30 @@ def test_a_learned_policy_draws_for_the_global_batch(tmp_path: Path) -> None:
     zero, one = together(2, draws_of_one_seed, tmp_path / "together")
     assert torch.equal(torch.cat([zero["first"], one["first"]]), draws_of_one_seed(0, 1)["first"])
     assert not torch.equal(zero["first"], one["first"])
+
+
+def loaded_within_an_epoch(rank: int, world: int) -> dict[str, Tensor]:
+    """The outputs counted for p in an epoch: without a stop, and from the states of each or of the first."""
+    learner = ma.Learner(network(True), ma.TransformationSampler(), ma.PolicyNetwork(6).double())
+    outputs = torch.full((4 * (rank + 1),), 0.5)
+    learner.sampler.record(learner.sampler.sample(len(outputs)), outputs)
+    own = copy.deepcopy(learner.state_dict())
+    states = {"without a stop": own, "of each": own, "of the first": everyone(own)[0]}
+    counts = {}
+    for name, state in states.items():
+        if name != "without a stop":
+            learner.load_state_dict(state)
+        learner.sampler.update()
+        counts[name] = learner.sampler.past[-1, 1].sum()
+    return counts
+
+
+def test_what_each_process_counted_is_counted_once_when_a_state_is_loaded(tmp_path: Path) -> None:
+    """Four outputs of the first process, eight of the second; the state of the first says nothing of the second's."""
+    for found in together(2, loaded_within_an_epoch, tmp_path / "together"):
+        assert {name: int(count) for name, count in found.items()} == {
+            "without a stop": 12, "of each": 12, "of the first": 4,
+        }  # fmt: skip
 
 
 # -- the collectives ---------------------------------------------------------------------------------------------------

@@ -68,12 +68,26 @@ class Tied(nn.Module):
         return self.output(self.twice(self.again(x).tanh()).tanh())
 
 
+class Spectral(nn.Module):
+    """Its first parameter is complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(3, 8, 5, dtype=torch.complex128))
+        self.enter, self.output = nn.Linear(192, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        filtered = torch.fft.irfft2(torch.fft.rfft2(x) * self.filter, s=x.shape[-2:])
+        return self.output(self.enter(filtered.flatten(1)).tanh())
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "batch norm": lambda: Convolutional(nn.BatchNorm2d(8)),
     "group norm": lambda: Convolutional(nn.GroupNorm(2, 8)),
     "dropout": lambda: Convolutional(nn.BatchNorm2d(8), 0.3),
     "transformer": Transformer,
     "tied, frozen, unused": Tied,
+    "complex": Spectral,
     "shake": Shaking,
 }
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import metaaugment as ma
@@ -368,6 +370,52 @@ def test_dropout_is_replayed_and_the_generator_goes_on() -> None:
     assert torch.equal(torch.rand(3), after)
 
 
+class GhostBatchNorm(nn.BatchNorm2d):
+    """Statistics of each half of a mini-batch, by a forward of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        halves = input.chunk(2) if self.training else [input]
+        return torch.cat([
+            nn.functional.batch_norm(half, self.running_mean, self.running_var, self.weight, self.bias, self.training)
+            for half in halves
+        ])  # fmt: skip
+
+
+class Balancing(nn.Module):
+    """Keeps a loss of its own on itself, as mixtures of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.output = nn.Linear(768, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x.flatten(1)).tanh()
+        self.balance = x.square().mean()
+        return self.output(x)
+
+
+@pytest.mark.parametrize("lagged", [False, True])
+def test_batch_normalisation_of_another_kind_is_left_alone_too(lagged: bool) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), GhostBatchNorm(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network.append(nn.Linear(8, CLASSES))
+    joint = learner(network, policy=ma.PolicyNetwork(8), lagged=lagged)
+    seen = joint.observe(*data())
+    before = state(network)
+    joint.policy_backward(seen, *data())
+    assert same(before, network.state_dict())
+    joint.weighted_loss(seen).backward()
+
+
+def test_a_loss_that_the_network_keeps_on_itself_has_its_gradient() -> None:
+    network = Balancing()
+    joint = learner(network, policy=ma.PolicyNetwork(16))
+    seen = joint.observe(*data())
+    expected = torch.autograd.grad(network.balance, network.enter.weight, retain_graph=True)[0]
+    joint.policy_backward(seen, *data())
+    (found,) = torch.autograd.grad(network.balance, network.enter.weight)
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_dropout_of_the_policy_is_replayed_too(own: bool) -> None:
     """As long as θ has not moved, Eq. 4 has the weights first seen."""
@@ -548,18 +596,81 @@ def test_a_loss_that_is_not_finite_reaches_nothing(value: float) -> None:
 
     joint = learner(loss=loss)
     task, outer = optimizers(joint)
-    before = state(joint.policy), joint.alpha.detach().clone()
+    poison.clear()
+    joint.step(*data(), task, outer, iter([data()]))  # momentum, which would go on moving w
+    poison.append(value)
+    before = state(joint.policy), joint.alpha.detach().clone(), [w.detach().clone() for w in joint.w.values()]
     joint.step(*data(), task, outer, iter([data()]))
     assert joint.skipped == 2
     assert same(before[0], joint.policy.state_dict())
     assert torch.equal(before[1], joint.alpha)
+    assert all(torch.equal(kept, w) for kept, w in zip(before[2], joint.w.values(), strict=True))
     poison.clear()
     joint.step(*data(), task, outer, iter([data()]))
     assert joint.skipped == 2
+    assert not torch.equal(before[2][0], next(iter(joint.w.values())))
     joint.sampler.update()
     assert isinstance(joint.sampler, ma.TransformationSampler)
     everything = [*joint.network.parameters(), *joint.policy_parameters(), joint.sampler.probabilities]
     assert all(tensor.isfinite().all() for tensor in everything)
+
+
+def test_a_head_of_zeros_hides_a_pass_that_cannot_be_repeated_only_once() -> None:
+    head = nn.Linear(CLASSES, CLASSES)
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    joint = learner(nn.Sequential(OwnDraws(), head), policy=ma.PolicyNetwork(CLASSES))
+    both = optimizers(joint)
+    joint.step(*data(), *both, iter([data()]))
+    with pytest.raises(ValueError, match="repeating the training pass gives different logits"):
+        joint.step(*data(), *both, iter([data()]))
+
+
+class Prototypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = small()
+        self.mean = nn.Parameter(torch.zeros(CLASSES), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.network(x)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(0.1 * logits.mean(0))
+        return logits
+
+
+class TokensFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.output = nn.Conv2d(3, 16, 4, 4), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.patches(x).flatten(2).permute(2, 0, 1)).mean(0)
+
+
+def test_networks_whose_extra_passes_would_be_wrong_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the network's pass changes parameter 'mean', .* make it a buffer"):
+        learner(Prototypes()).observe(*data())
+    images, labels = data()
+    with pytest.raises(ValueError, match=r"features of 5 images have shape .* name a layer with features="):
+        learner(TokensFirst(), policy=ma.PolicyNetwork(16)).observe(images[:5], labels[:5])
+    normed = nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(768, 16)), nn.Linear(16, CLASSES))
+    joint = learner(normed, policy=ma.PolicyNetwork(16))
+    joint.observe(images, labels)
+    with parametrize.cached(), pytest.raises(ValueError, match=r"cached\(\) .* leave it out around"):
+        joint.observe(images, labels)
+
+
+def test_a_lagged_gradient_is_not_that_of_other_parameters() -> None:
+    joint = learner(lagged=True)
+    task, _ = optimizers(joint)
+    seen = joint.observe(*data())
+    joint.policy_backward(seen, *data())
+    joint.weighted_loss(seen).backward()
+    joint.weighted_loss(seen)  # w has not moved
+    task.step()
+    with pytest.raises(ValueError, match=r"parameters have changed since policy_backward\(\)"):
+        joint.weighted_loss(seen)
 
 
 def test_a_skipped_gradient_is_reported() -> None:

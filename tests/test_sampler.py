@@ -143,6 +143,9 @@ def test_state_goes_on_where_it_was() -> None:
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ValueError, match=r"epsilon is 1.5; .* in \[0, 1\]"):
         TransformationSampler(epsilon=1.5)
+    for wrong in ({"window": 20.0}, {"functions": 0}):
+        with pytest.raises(ValueError, match="must be a whole number of at least 1"):
+            TransformationSampler(**wrong)
     with pytest.raises(ValueError, match=r"window is 0; .* at least 1"):
         TransformationSampler(window=0)
     with pytest.raises(ValueError, match=r"but this sampler has \(14, 14\) pairs; load the state of a sampler of"):

@@ -228,6 +228,8 @@ def test_images_of_another_kind_are_named(images: object) -> None:
 def test_the_parts_of_a_batch() -> None:
     t = mixed(5)
     assert len(t[2]) == 1
+    for place in (np.int64(2), torch.tensor(2)):
+        assert torch.equal(t[place].magnitudes, t[2].magnitudes)
     assert len(list(t)) == 5
     assert torch.equal(torch.cat([part.magnitudes for part in t]), t.magnitudes)
     with pytest.raises(IndexError):

@@ -25,12 +25,12 @@ from metaaugment.experiments.methods import METHODS, copies
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.features import feature_dim
-from metaaugment.learner import Learner, Sampler
+from metaaugment.learner import Learner
 from metaaugment.networks import network
 from metaaugment.networks.pretrained import load_pretrained
 from metaaugment.ops import Space
 from metaaugment.policy import UniformPolicy
-from metaaugment.sampler import FixedSampler, SingleSampler, UniformSampler
+from metaaugment.sampler import FixedSampler, Sampler, SingleSampler, UniformSampler
 from metaaugment.seeds import DRAWS, INITIAL, derived_seed
 from metaaugment.training.launch import own_device
 from metaaugment.training.machine import choose_device

@@ -14,9 +14,8 @@ from metaaugment.baselines.rand_augment import RandAugmentSampler
 from metaaugment.baselines.schedule import Schedule, ScheduleSampler
 from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
 from metaaugment.baselines.trivial_augment import TrivialAugmentSampler
-from metaaugment.learner import Sampler
 from metaaugment.policy import UniformPolicy, build
-from metaaugment.sampler import IdentitySampler, SingleSampler, TransformationSampler, UniformSampler
+from metaaugment.sampler import IdentitySampler, Sampler, SingleSampler, TransformationSampler, UniformSampler
 
 if TYPE_CHECKING:
     from metaaugment.experiments.recipe import Recipe

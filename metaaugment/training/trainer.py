@@ -314,9 +314,7 @@ class Trainer:
         # Of no tallies, there are no parts; older checkpoints have some, all zero, of a p that does not change.
         for tally, of_each in zip(tallies, parts if tallies else (), strict=True):
             if len(of_each) == world_size() > 1:
-                tally.copy_(of_each[rank()])
-            elif rank() > 0:
-                tally.zero_()  # the first process has the sum
+                tally.copy_(of_each[rank()])  # else the first process has the sum, and the others begin anew
         self.sums.copy_(state["sums"])
         found = state.get("commit", UNKNOWN)  # which older checkpoints do not say
         self.commit = None if found is None else str(found)
