@@ -88,6 +88,28 @@ def test_a_child_is_a_run_under_its_policy(tmp_path: Path) -> None:
         assert result["val_accuracy"] == row["objective"]
 
 
+@pytest.mark.filterwarnings("ignore:a gradient is not finite")
+def test_children_that_all_diverged_make_no_policy(tmp_path: Path) -> None:
+    """Also where the search is continued: what it found is known from its rows."""
+    sentence = r"^no trial gave a finite result: the networks of all 2 diverged; .* with a smaller --lr$"
+    for resume in (False, True):
+        with pytest.raises(ValueError, match=sentence):
+            run(replace(TINY, lr=1e20), tmp_path / "search", resume, children=2)
+    assert not (tmp_path / "search" / "policy.json").exists()
+
+
+def test_a_child_that_diverged_is_not_among_the_best(tmp_path: Path) -> None:
+    """Its accuracy, however high by chance, is no reason to augment as it did."""
+    file = run(TINY, tmp_path / "search", children=2)
+    first, second = rows(tmp_path / "search")
+    first |= {"objective": 1.0, "val_loss": None}
+    (tmp_path / "search" / "trials.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    file.unlink()
+    found = published.find(run(TINY, tmp_path / "search", resume=True, children=2))
+    assert isinstance(found, SubPolicies)
+    assert found.sub_policies == policy([second["decisions"]]).sub_policies
+
+
 def test_decisions_are_functions_probabilities_and_levels() -> None:
     rotate, invert = FUNCTIONS.index("Rotate"), FUNCTIONS.index("Invert")
     found = policy([[rotate, 0, 9, invert, 10, 0] + [0] * 24, [rotate, 3, 4] * 10])

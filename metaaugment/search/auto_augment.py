@@ -28,6 +28,7 @@ from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.records import understood
 from metaaugment.seeds import CHILD, CONTROLLER, DECISIONS, derived_seed
 from metaaugment.training.folder import TRIALS
+from metaaugment.training.log import Row
 
 BEST = 5  # children whose sub-policies make up the final policy
 DECAY = 0.95  # of the moving average of rewards that serves as the baseline
@@ -87,14 +88,27 @@ def find(lab: Laboratory, settings: Settings) -> SubPolicies:
         _remove_all_but(children, str(number))
         lab.stop_if_asked()
         decisions = search.propose(number)
-        objective, seconds = _train(lab, number, policy([decisions]), children / str(number))
-        lab.note({"trial": number, "objective": objective, "seconds": seconds, "decisions": decisions})
+        last, seconds = _train(lab, number, policy([decisions]), children / str(number))
+        objective, loss = last["val_accuracy"], last["val_loss"]
+        row = {"trial": number, "objective": objective, "val_loss": loss, "seconds": seconds, "decisions": decisions}
+        lab.note(row)
         search.learn(decisions, objective)
         if (number + 1) % max(1, settings.children // 20) == 0:
             lab.say(f"child {number + 1} of {settings.children}: {objective:.2%}; recent mean {search.expected:.2%}")
     shutil.rmtree(children, ignore_errors=True)
-    best = sorted(lab.trials(), key=lambda row: -row["objective"])[:BEST]
+    best = sorted(_sound(lab.trials()), key=lambda row: -row["objective"])[:BEST]
     return policy([row["decisions"] for row in best])
+
+
+def _sound(trials: Sequence[Row]) -> list[Row]:
+    """Those whose network did not diverge: the accuracy of one that did is chance. Older rows do not say."""
+    sound = [row for row in trials if row.get("val_loss", 0) is not None]
+    if not sound:
+        raise ValueError(
+            f"no trial gave a finite result: the networks of all {len(trials)} diverged; search in another folder with "
+            "a smaller --lr"
+        )
+    return sound
 
 
 class _Search:
@@ -129,8 +143,8 @@ def _function(function: int, probability: int, level: int) -> Function:
     return Function(FUNCTIONS[function], probability / (PROBABILITIES - 1), level)
 
 
-def _train(lab: Laboratory, number: int, found: SubPolicies, folder: Path) -> tuple[float, float]:
-    """Train a child; returns its validation accuracy after the last epoch, and its cost in seconds."""
+def _train(lab: Laboratory, number: int, found: SubPolicies, folder: Path) -> tuple[Row, float]:
+    """Train a child; returns the last row of its log, and its cost in seconds."""
 
     def learner(experiment: Experiment) -> tuple[Learner, None]:
         return experiment.learner(SubPolicySampler(found), UniformPolicy(), space=found.space), None
@@ -140,7 +154,7 @@ def _train(lab: Laboratory, number: int, found: SubPolicies, folder: Path) -> tu
     trainer = lab.trainer(experiment, folder, learner)
     before = trainer.seconds + sum(row["seconds"] for row in trainer.log.rows)  # spent before an interruption
     trainer.run()
-    return trainer.log.rows[-1]["val_accuracy"], before + time.perf_counter() - started
+    return trainer.log.rows[-1], before + time.perf_counter() - started
 
 
 def _remove_all_but(folder: Path, name: str) -> None:
