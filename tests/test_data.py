@@ -820,6 +820,33 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert data.classes == ("bus", "train")
 
 
+@pytest.mark.parametrize("strays", [("train",), ("val",), ("train", "val", "test", ".")])
+def test_a_stray_picture_does_not_make_classes_of_the_splits(strays: tuple[str, ...], tmp_path: Path) -> None:
+    """Train, val and test became the classes, and test images were trained on."""
+    counts = {f"{part}/{name}": n for part, n in (("train", 5), ("val", 2), ("test", 3)) for name in ("cat", "dog")}
+    write_folder(tmp_path, counts, side=4)
+    before = dataset("folder", tmp_path)
+    assert "not used" not in before.note
+    for place in strays:
+        save(tmp_path / place / "overview.png", np.zeros((4, 4)))
+    data = dataset("folder", tmp_path)
+    assert data.classes == ("cat", "dog")
+    assert data.fingerprint() == before.fingerprint()
+    for place in strays:
+        assert f"1 image directly in {(tmp_path / place).name}" in data.note
+
+
+def test_a_class_called_train_may_have_folders_and_images(tmp_path: Path) -> None:
+    data = dataset("folder", write_folder(tmp_path, {"train": 5, "train/steam": 5, "bus": 5, "car": 5}, side=4))
+    assert data.classes == ("bus", "car", "train")
+    assert "not used" not in data.note
+
+
+def test_images_beside_the_classes_are_told(tmp_path: Path) -> None:
+    data = dataset("folder", write_folder(tmp_path / "mine", {"a": 5, "b": 5, ".": 2}, side=4))
+    assert "not used: 2 images directly in mine" in data.note
+
+
 def test_only_images_count(tmp_path: Path) -> None:
     write_folder(tmp_path, {"a": 5, "b/deeper": 5, ".hidden": 5}, side=4)
     for name in (".a.png", "a.txt", "Thumbs.db"):

@@ -44,19 +44,19 @@ class Tree(NamedTuple):
 def read_folder(root: Path, seed: int, held_out: tuple[float, float] = HELD_OUT, size: int = SIZE) -> Splits:
     """A user's images: the splits that have a folder, and the others cut from the training images by the seed.
 
-    If train (training) holds folders, it and its neighbors val (validation, valid) and test (testing) are splits; else
-    the folders of the root are the classes, whatever their names. Raises ValueError for a tree that cannot be read or
-    split this way.
+    If train (training) is a split, as `split_folders` says, so are its neighbors val (validation, valid) and test
+    (testing); else the folders of the root are the classes, whatever their names. Raises ValueError for a tree that
+    cannot be read or split this way.
     """
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}; name one that holds a folder of images for each class")
     found = split_folders(root)
     if not found:
-        return cut(root, {"train": scan(root, root)}, seed, held_out, size)
+        return cut(root, {"train": scan(root, root)}, seed, held_out, size, _unused([], [root]))
     train = scan(root, found["train"])
     trees = {"train": train} | {name: scan_like(train, root, found[name]) for name in WORDS if name in found}
     unused = sorted(set(_folders(root)) - {folder.name for folder in found.values()})
-    return cut(root, trees, seed, held_out, size, (f"not used: {', '.join(unused)}",) if unused else ())
+    return cut(root, trees, seed, held_out, size, _unused(unused, [root, *found.values()]))
 
 
 def read_imagenet(root: Path, seed: int, held_out: tuple[float, float] = IMAGENET_HELD_OUT, size: int = SIZE) -> Splits:
@@ -99,7 +99,10 @@ def locate_whole_imagenet(root: Path) -> Path:
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """The split folders of a tree by the name of their split; none where the root's folders are the classes."""
+    """The split folders of a tree by the name of their split; none where the root's folders are the classes.
+
+    A class may be called train, and have folders in it. So what holds images too is a split only beside another one.
+    """
     found: dict[str, Path] = {}
     for folder in _folders(root):
         for name, spellings in SPLIT_NAMES.items():
@@ -107,7 +110,8 @@ def split_folders(root: Path) -> dict[str, Path]:
                 if name in found:
                     raise ValueError(f"{root} has both {found[name].name} and {folder}; keep one of them")
                 found[name] = root / folder
-    splits = {name for name, folder in found.items() if _folders(folder) and not any(_files(folder))}
+    nested = {name for name, folder in found.items() if _folders(folder)}
+    splits = {name for name in nested if len(nested) > 1 or not any(_files(found[name]))}
     if splits and "train" not in found:
         raise ValueError(f"{root} has {found[min(splits)].name} but no train; add train, with a folder for each class")
     return found if "train" in splits else {}
@@ -207,6 +211,15 @@ def _check_enough(train: Tree, shares: dict[str, float]) -> None:
             f"some out for {' and '.join(WORDS[part] for part in shares)}, which takes {needed} of each; add images, "
             "remove these classes, or hold images out yourself, in folders named train, val and test"
         )
+
+
+def _unused(folders: Sequence[str], above: Sequence[Path]) -> list[str]:
+    """A remark on what is not used: folders, and images that lie directly in a folder above the classes."""
+    unused = list(folders)
+    for folder in above:
+        if n := sum(1 for _ in _files(folder)):
+            unused.append(f"{n:,} {'image' if n == 1 else 'images'} directly in {folder.name or folder}")
+    return [f"not used: {', '.join(unused)}"] if unused else []
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:
