@@ -856,6 +856,36 @@ def test_only_images_count(tmp_path: Path) -> None:
     assert data.classes == ("a", "b")
     assert sum(len(getattr(data, part)) for part in PARTS) == 10
     assert all(name.endswith(EXTENSIONS) for name in names(data.train))
+    assert "2 files were not read: .db, .txt" in data.note
+
+
+def test_files_that_are_not_read_are_counted_over_all_splits(tmp_path: Path) -> None:
+    """Most frequent extensions first, and no more than three of them."""
+    write_folder(tmp_path, {f"{part}/{name}": 4 for part in PARTS for name in ("a", "b")}, side=4)
+    assert "not read" not in dataset("folder", tmp_path).note
+    for name in ("train/a/1.RAW", "val/b/deeper/2.raw", "test/a/3.heic", "test/b/README", "test/b/4.xml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "val" / "a" / "5.png").symlink_to(tmp_path / "gone.png")
+    note = dataset("folder", tmp_path).note
+    assert "6 files were not read: .raw, " in note
+    assert note.endswith(" and 2 more")
+    for name in ("test/a/3.heic", "test/b/README", "test/b/4.xml", "train/a/1.RAW", "val/b/deeper/2.raw"):
+        (tmp_path / name).unlink()
+    assert dataset("folder", tmp_path).note.endswith("1 file was not read: a broken link")
+
+
+@pytest.mark.parametrize("extension", ["jfif", "jpe", "JIF", "pnm", "pbm"])
+def test_rarer_extensions_are_read(extension: str, tmp_path: Path) -> None:
+    """Forty JPEGs called .jfif were passed over in silence."""
+    write_folder(tmp_path, {"a": 5, "b": 5}, side=4)
+    (tmp_path / "a" / "000.png").rename(tmp_path / "a" / f"000.{extension}")
+    data = dataset("folder", tmp_path, size=8)
+    every = [name for part in PARTS for name in names(getattr(data, part))]
+    assert f"a/000.{extension}" in every
+    assert len(every) == 10
+    assert "not read" not in data.note
+    assert ImageFiles(tmp_path, (f"a/000.{extension}",), torch.tensor([0]), size=8)[0][0].shape == (3, 8, 8)
 
 
 def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:

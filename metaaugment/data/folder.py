@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,11 @@ from metaaugment.data.files import ImageFiles
 from metaaugment.data.layout import Missing
 from metaaugment.data.splits import Splits, split
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+# Which files are images; how each is decoded follows from its content.
+EXTENSIONS = (
+    ".jpg", ".jpeg", ".jpe", ".jif", ".jfif", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff",
+    ".gif",
+)  # fmt: skip
 KINDS = " ".join(extension.removeprefix(".") for extension in EXTENSIONS)
 # The names, in lower case, under which a tree may hold its splits.
 SPLIT_NAMES = {
@@ -31,11 +36,15 @@ IMAGENET_CLASSES = 1000
 
 
 class Tree(NamedTuple):
-    """Class folders: their names in order, and the files of each, relative to the root."""
+    """Class folders: their names in order, and the files of each, relative to the root.
+
+    `others` counts the files in them that are no images, by extension.
+    """
 
     folder: Path
     classes: tuple[str, ...]
     names: list[list[str]]
+    others: Counter[str]
 
     def without_images(self) -> list[str]:
         return [name for name, files in zip(self.classes, self.names, strict=True) if not files]
@@ -142,7 +151,7 @@ def scan_like(train: Tree, root: Path, folder: Path) -> Tree:
         raise ValueError(
             f"{folder} has images of fewer than 2 classes of {train.folder}; add some ({KINDS}), or remove the folder"
         )
-    return Tree(folder, train.classes, [files.get(name, []) for name in train.classes])
+    return Tree(folder, train.classes, [files.get(name, []) for name in train.classes], tree.others)
 
 
 def _tree(root: Path, folder: Path) -> Tree:
@@ -152,9 +161,9 @@ def _tree(root: Path, folder: Path) -> Tree:
         raise ValueError(f"{folder} has no class folders{flat}; put the images of each class in a folder of its own")
     above = {_identity(root), _identity(folder)}
     start = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
-    return Tree(
-        folder, tuple(classes), [list(_images(folder / name, f"{start}{name}/", set(above))) for name in classes]
-    )
+    others = Counter[str]()
+    names = [list(_images(folder / name, f"{start}{name}/", set(above), others)) for name in classes]
+    return Tree(folder, tuple(classes), names, others)
 
 
 def cut(
@@ -189,6 +198,9 @@ def cut(
             told.append(f"{tree.folder.name} has no images of class {_some(absent)}")
     for name, share in shares.items():
         told.append(f"for {WORDS[name]} {share:.0%} of each class, cut from the training images by seed {seed}")
+    if others := sum((tree.others for tree in trees.values()), Counter[str]()):
+        files = "file was" if others.total() == 1 else "files were"
+        told.append(f"{others.total():,} {files} not read: {_some([kind for kind, _ in others.most_common()])}")
     return Splits(splits["train"], splits["val"], splits["test"], train.classes, "; ".join((*told, *remarks)))
 
 
@@ -244,8 +256,11 @@ def _files(folder: Path) -> Iterator[str]:
         yield from (entry.name for entry in entries if _is_image(entry))
 
 
-def _images(folder: Path, start: str, seen: set[tuple[int, int]]) -> Iterator[str]:
-    """Names of the images in a folder and its subfolders, in order; a folder seen before is not entered again."""
+def _images(folder: Path, start: str, seen: set[tuple[int, int]], others: Counter[str]) -> Iterator[str]:
+    """Names of the images in a folder and its subfolders, in order; a folder seen before is not entered again.
+
+    Other files are counted in `others`, unless they are hidden.
+    """
     if _identity(folder) in seen:
         return
     seen.add(_identity(folder))
@@ -253,9 +268,11 @@ def _images(folder: Path, start: str, seen: set[tuple[int, int]]) -> Iterator[st
         ordered = sorted(entries, key=lambda entry: entry.name)
     for entry in ordered:
         if not _hidden(entry) and _is_folder(entry):
-            yield from _images(folder / entry.name, f"{start}{entry.name}/", seen)
+            yield from _images(folder / entry.name, f"{start}{entry.name}/", seen, others)
         elif _is_image(entry):
             yield start + entry.name
+        elif not _hidden(entry):
+            others[_kind(entry)] += 1
 
 
 def _identity(folder: Path) -> tuple[int, int]:
@@ -277,3 +294,10 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
     if _hidden(entry) or not entry.name.lower().endswith(EXTENSIONS):
         return False
     return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    """What a file that is not read is called: its extension, or that it is a link to nothing."""
+    if entry.is_symlink() and not os.path.exists(entry.path):
+        return "a broken link"
+    return os.path.splitext(entry.name)[1].lower() or "no extension"
