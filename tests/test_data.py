@@ -664,6 +664,28 @@ def test_kinds_of_images_become_rgb(tmp_path: Path) -> None:
     assert shown(tmp_path / "deep.png") == [200] * 3
 
 
+@pytest.mark.parametrize(
+    ("values", "of"),
+    [
+        (np.array([[0, 70_000], [1, 2]], np.int32), "whole numbers of unknown range, from 0 to 70000"),
+        (np.array([[-1, 65_535], [1, 2]], np.int32), "whole numbers of unknown range, from -1 to 65535"),
+        (np.array([[0, 1], [1, 2]], np.float32), "floating-point numbers of unknown range"),
+    ],
+)
+def test_pixels_of_unknown_range_are_refused(values: np.ndarray, of: str, tmp_path: Path) -> None:
+    """Whole numbers were cut off at 16 bits, so that an image could become all white or all black."""
+    Image.fromarray(values).save(tmp_path / "a.tif")
+    with pytest.raises(CorruptImage, match=rf"a\.tif cannot be read as an image \(its pixels are {of}\)"):
+        ImageFiles(tmp_path, ("a.tif",), torch.tensor([0]), size=8)[0]
+
+
+def test_whole_numbers_of_16_bits_are_reduced_however_wide_they_are_stored(tmp_path: Path) -> None:
+    Image.fromarray(np.full((20, 20), 200 * 256 + 17, np.int32)).save(tmp_path / "wide.tif")
+    assert shown(tmp_path / "wide.tif") == [200] * 3
+    Image.fromarray(np.full((20, 20), 65_535, np.int32)).save(tmp_path / "wide.tif")
+    assert shown(tmp_path / "wide.tif") == [255] * 3
+
+
 def test_what_is_clear_is_white(tmp_path: Path) -> None:
     clear = np.concatenate([RED, np.zeros((20, 20, 1))], -1)
     save(tmp_path / "clear.png", clear)

@@ -127,7 +127,7 @@ def read_image(file: Path) -> Image.Image:
     """The image of a file as a viewer shows it, in RGB: turned by its EXIF orientation, on white where transparent.
 
     Takes the first of several frames, and the upper 8 bits of 16-bit grey. Raises `CorruptImage` for a file that is not
-    an image.
+    an image, or whose pixels are numbers of unknown range.
     """
     with file.open("rb") as stream, warnings.catch_warnings():
         # A damaged EXIF block, or a photo larger than usual, is no reason for a warning in each epoch.
@@ -149,9 +149,11 @@ def _decode(stream: BinaryIO) -> Image.Image:
         raise ValueError("its pixels are floating-point numbers of unknown range")
     # At most two or three copies at a time: one of a large photo takes hundreds of megabytes.
     if picture.mode.startswith("I"):
-        values = np.asarray(picture).clip(0, 65535)
-        values //= 256
-        picture = Image.fromarray(values.astype(np.uint8))
+        values = np.asarray(picture)
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high > 65535:  # cut off at 16 bits, most such images would be all white or all black
+            raise ValueError(f"its pixels are whole numbers of unknown range, from {low} to {high}")
+        picture = Image.fromarray((values // 256).astype(np.uint8))
     if picture.has_transparency_data:
         picture = picture if picture.mode == "RGBA" else picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
