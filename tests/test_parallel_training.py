@@ -240,6 +240,23 @@ def test_images_in_files_by_workers_and_a_signal(tmp_path: Path) -> None:
     assert_same(out, tmp_path / "one")
 
 
+def test_what_each_process_could_not_read_is_kept(tmp_path: Path) -> None:
+    """Each reads its own files, and the first one alone writes the checkpoint."""
+    counts = {f"{part}/{name}": 12 for part in ("train", "val", "test") for name in ("cat", "dog")}
+    root, out = write_folder(tmp_path / "mine", counts), tmp_path / "run"
+    for file in (file for part in ("train", "val") for file in (root / part).glob("*/00[0-3].png")):
+        file.write_bytes(b"no image at all")
+    recipe = ("train", "folder", "--data", root, "--network", "small-cnn", "--size", 16, "--batch", 8, "--epochs", 1,
+              "--method", "baseline", "--workers", 0, "--corrupt", "skip")  # fmt: skip
+    status, said, err = run(2, *PROGRAM, *recipe, "--out", out)
+    assert status == 0, err
+    assert said.count("skipped 16 image files") == 1
+    (out / "result.json").unlink()
+    status, said, err = run(1, *PROGRAM, *recipe, "--resume", out)
+    assert status == 0, err
+    assert said.count("skipped 16 image files") == 1
+
+
 # -- how processes are started -----------------------------------------------------------------------------------------
 
 

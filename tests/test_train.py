@@ -148,6 +148,34 @@ def test_a_corrupt_image_is_named_or_skipped_and_counted(tmp_path: Path, capsys:
     assert all(Path(file).exists() for file in named)
 
 
+def test_what_could_not_be_read_is_not_forgotten_when_a_run_goes_on(tmp_path: Path, capsys: Captured) -> None:
+    """Of the files that an earlier process had skipped, a run that was continued after its last epoch counted none."""
+    counts = {f"{part}/{name}": n for part, n in (("train", 12), ("val", 4), ("test", 4)) for name in ("cat", "dog")}
+    root, out = write_folder(tmp_path / "mine", counts), tmp_path / "run"
+    broken = [root / part / "cat" / "001.png" for part in ("train", "val", "test")]
+    for file in broken:
+        file.write_bytes(b"no image at all")
+    assert program("train", "folder", "--data", root, *FOLDER, "--corrupt", "skip", "--out", out) == 0
+    result = json.loads((out / "result.json").read_text())
+    assert result["unreadable_files"] == 3
+
+    def again(data: Path) -> list[str]:
+        (out / "result.json").unlink()
+        (out / "unreadable.txt").unlink()
+        assert program("train", "folder", "--data", data, "--workers", 0, "--corrupt", "skip", "--resume", out) == 0
+        assert json.loads((out / "result.json").read_text())["test_accuracy"] == result["test_accuracy"]
+        return (out / "unreadable.txt").read_text().splitlines()
+
+    assert sorted(again(root)) == sorted(map(str, broken))
+    assert "skipped 3 image files that could not be read" in capsys.readouterr().out
+    moved = root.rename(tmp_path / "moved")
+    assert sorted(again(moved)) == sorted(str(moved / file.relative_to(root)) for file in broken)
+    state = sealed.load(out / "checkpoint.safetensors", "checkpoint")
+    del state["unreadable"]
+    sealed.save(out / "checkpoint.safetensors", "checkpoint", state)
+    assert again(moved) == [str(moved / "test" / "cat" / "001.png")], "all that an older checkpoint lets it know"
+
+
 def test_a_file_may_be_called_what_it_will(policy: Path, tmp_path: Path, capsys: Captured) -> None:
     """Sentences were put together by cutting others at "; remove it", and at the first semicolon there is."""
     root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20})

@@ -105,6 +105,18 @@ class Batches:
         """Steps per epoch."""
         return len(self.split) // self.batch
 
+    @property
+    def unreadable(self) -> list[str]:
+        """Names of the files that were left out so far, relative to the split's folder, which may be moved."""
+        if isinstance(self.split, Images):
+            return []
+        return sorted(file.relative_to(self.split.root).as_posix() for file in self.reader.unreadable)
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Count files among those that were left out: what `unreadable` said before an interruption."""
+        if not isinstance(self.split, Images):
+            self.reader.unreadable.update(self.split.root / name for name in names)
+
     def order(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch))
         return torch.randperm(len(self.split), generator=generator)[: self.steps * self.batch].view(-1, self.batch)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from metaaugment.capture import step_of
 from metaaugment.data.batches import Batches, once, own_part
-from metaaugment.distributed import add_up, agree, collected, first, highest, leave_to_first, rank, world_size
+from metaaugment.distributed import add_up, agree, collected, everyone, first, highest, leave_to_first, rank, world_size
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.policy import is_equal
@@ -135,6 +135,7 @@ class Trainer:
             parts = [collected(tally[None]) for tally in self._tallies()] if world_size() > 1 else []
             leave_to_first(self._tallies())
             self._agree_on_statistics()
+            self._agree_on_unreadable()
             self.save(tallies=parts)
             self.checkpoints.wait()
             raise Interrupted(signum)
@@ -170,6 +171,7 @@ class Trainer:
         validation = once(own_part(self.validation.split), self.train.device, self.train.reader)
         with self.precision():
             score = evaluate(self.network, validation, learner.prepare)
+        self._agree_on_unreadable()
         row = {
             "epoch": self.epoch + 1,
             "train_loss": train_loss,  # weighted, of augmented samples
@@ -223,6 +225,11 @@ class Trainer:
         """Give all processes the first one's running statistics, where each keeps its own."""
         own = [] if self.learner.extractor is None else self.learner.extractor.buffers()
         agree([*self.network.buffers(), *own])
+
+    def _agree_on_unreadable(self) -> None:
+        """Tell all processes which files could not be read: each reads its own part, and the first one saves."""
+        known = self.train.reader.unreadable
+        known.update(*everyone(known))
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
@@ -297,6 +304,7 @@ class Trainer:
             "optimizers": {name: o.state_dict()["state"] for name, o in optimizers.items() if o is not None},
             "generators": generators,
             "look": {} if self.look is None else self.look.state_dict(),
+            "unreadable": self.train.unreadable,
         }
 
     def load_learned(self, state: Mapping[str, Any]) -> None:
@@ -320,6 +328,7 @@ class Trainer:
         self.commit = None if found is None else str(found)
         if self.look is not None:
             self.look.load_state_dict(state.get("look", {}))
+        self.train.leave_out(state.get("unreadable", []))  # which older checkpoints do not say
         for name, optimizer in (("task", self.optimizer), ("policy", self.policy_optimizer)):
             if optimizer is not None:
                 _restore(optimizer, {int(place): kept for place, kept in state["optimizers"][name].items()})
