@@ -1,5 +1,6 @@
 """The program `metaaugment`: one typed function per command; each hands over to the part that does the work."""
 
+import io
 import itertools
 import os
 import shlex
@@ -580,8 +581,16 @@ def main(args: Sequence[str] | None = None) -> None:
 
     Of several processes that train together, only one speaks.
     """
+    write_any_character()
     with launch.ending():
         call(list(sys.argv[1:] if args is None else args))
+
+
+def write_any_character() -> None:
+    """Have the output replace what its encoding lacks: a ± or a strange file name must not end a run."""
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):  # a program that calls this one may have put anything there
+            stream.reconfigure(errors=errors)
 
 
 def rewritten(args: Sequence[str]) -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -452,6 +453,33 @@ def test_a_closed_pipe_does_not_end_a_run(tmp_path: Path) -> None:
     command = f"{sys.executable} -m metaaugment train digits {' '.join(QUICK)} --out {tmp_path / 'run'} | true"
     subprocess.run(command, shell=True, check=True)
     assert (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_an_output_that_lacks_a_character_does_not_end_a_run(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ASCII has no ×, Latin-1 no α, and UTF-8 no name of a file that is not text."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    run = tmp_path / os.fsdecode(b"caf\xff \xce\xb1")
+    assert program("train", "digits", *QUICK, "--out", run) == 0
+    out.flush()
+    said = out.buffer.getvalue().decode(encoding)
+    assert f" {'?' if encoding == 'ascii' else '×'} plain training" in said
+    assert f"{tmp_path}/caf? {'α' if encoding == 'utf-8' else '?'}/result.json" in said
+    assert program("train", "digits", *QUICK, "--out", run) == 2
+    err.flush()
+    assert "exists already" in err.buffer.getvalue().decode(encoding)
+
+
+def test_an_output_that_is_no_stream_of_text_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert program("--version") == 0
+    assert out.getvalue().strip() == ma.__version__
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
