@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -155,6 +156,14 @@ def test_what_is_said_of_the_runs(html: str) -> None:
     assert "1.00 ×" in text, "plain training beside itself"
     assert "How alike policies are" in text
     assert "hard negative" in text
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="whose file names are text")
+def test_a_run_may_lie_in_a_folder_whose_name_is_no_text(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / os.fsdecode(b"caf\xff")
+    shutil.copytree(folder / "policy", run)
+    Report.of([run]).save(tmp_path / "page.html")
+    assert "caf?" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_names_cannot_become_markup(folder: Path, tmp_path: Path) -> None:

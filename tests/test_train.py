@@ -177,6 +177,21 @@ def test_what_could_not_be_read_is_not_forgotten_when_a_run_goes_on(tmp_path: Pa
     assert again(moved) == [str(moved / "test" / "cat" / "001.png")], "all that an older checkpoint lets it know"
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="whose file names are text")
+def test_an_unreadable_file_may_have_a_name_that_is_no_text(tmp_path: Path, capsys: Captured) -> None:
+    """A run ended without its result when the list of such files was written."""
+    root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20})
+    names = [os.fsencode(root / "cat") + b"/caf\xe9.png", os.fsencode(root / "dog") + b"/\xff\xfe.png"]
+    for name in names:
+        Path(os.fsdecode(name)).write_bytes(b"no image at all")
+    sentence = refused(capsys, "train", "folder", "--data", root, *FOLDER, "--out", tmp_path / "error")
+    assert "cannot be read as an image" in sentence
+    assert program("train", "folder", "--data", root, *FOLDER, "--corrupt", "skip", "--out", tmp_path / "run") == 0
+    assert "skipped 2 image files" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["unreadable_files"] == 2
+    assert sorted((tmp_path / "run" / "unreadable.txt").read_bytes().splitlines()) == sorted(names)
+
+
 def test_a_file_may_be_called_what_it_will(policy: Path, tmp_path: Path, capsys: Captured) -> None:
     """Sentences were put together by cutting others at "; remove it", and at the first semicolon there is."""
     root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20})

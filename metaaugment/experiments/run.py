@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -342,7 +343,9 @@ def _result(
         "commit": trainer.commit,
     }
     if unreadable:
-        write_atomically(out / UNREADABLE, lambda part: part.write_text("".join(f"{file}\n" for file in unreadable)))
+        # In the bytes of the file system: a name need not be text.
+        names = b"".join(os.fsencode(file) + b"\n" for file in unreadable)
+        write_atomically(out / UNREADABLE, lambda part: part.write_bytes(names))
     run_folder.write_json(out / run_folder.RESULT, result)
     return result
 

@@ -229,7 +229,8 @@ class Report:
 
     def save(self, file: Path, refresh: int | None = None) -> None:
         page = self.html(refresh)
-        write_atomically(file, lambda part: part.write_text(page, encoding="utf-8"))
+        # A run's folder may have a name that is not text.
+        write_atomically(file, lambda part: part.write_text(page, encoding="utf-8", errors="replace"))
 
     def save_figures(self, folder: Path) -> None:
         """Every picture as PNG and SVG."""
