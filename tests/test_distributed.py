@@ -3,6 +3,7 @@
 import copy
 import itertools
 import os
+import signal
 import time
 from datetime import timedelta
 from functools import partial
@@ -23,6 +24,7 @@ from metaaugment.data import augment
 from metaaugment.distributed import Parted, collected, drawn, everyone, first, highest, leave_to_first, share
 from metaaugment.ops import find_space
 from metaaugment.source import Source
+from metaaugment.training.interruption import Interrupted, Interruption, heeding
 
 from processes import together
 
@@ -229,6 +231,28 @@ def test_who_waits_too_long_says_so_in_one_sentence(tmp_path: Path) -> None:
 def augmented(policy: ma.LearnedPolicy, images: list[Tensor], weighted: bool) -> Tensor:
     """As a loader collates them, in its worker."""
     return (policy.augment if weighted else policy.transform)(torch.stack(images))[0]
+
+
+def heeded(rank: int, world: int, struck: int | None) -> Any:
+    """How many of its batches a process gets, of which the second has one more, and what signal stops it."""
+    got, stopped = 0, 0
+    with Interruption() as interruption:
+        try:
+            for _ in heeding(interruption, range(2 + rank)):
+                got += 1
+                if rank == struck and got == 2:
+                    os.kill(os.getpid(), signal.SIGTERM)
+        except Interrupted as stop:
+            stopped = stop.signum
+    return {"got": got, "stopped": stopped}
+
+
+@pytest.mark.parametrize(("struck", "got"), [(None, [2, 3]), (0, [2, 2]), (1, [2, 2])])
+def test_a_signal_to_one_process_ends_the_batches_of_all(struck: int | None, got: list[int], tmp_path: Path) -> None:
+    """Also where they have not as many."""
+    found = together(2, heeded, tmp_path / "together", struck)
+    assert [each["got"] for each in found] == got
+    assert [each["stopped"] for each in found] == [0 if struck is None else signal.SIGTERM] * 2
 
 
 def in_workers(rank: int, world: int) -> dict[str, Any]:

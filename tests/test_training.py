@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from rich.console import Console
 from metaaugment import sealed
 from metaaugment.baselines import published
 from metaaugment.data import dataset
+from metaaugment.data.batches import Batch
 from metaaugment.experiments import experiment, run
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
@@ -240,6 +242,45 @@ def test_a_signal_stops_a_run_where_it_can_go_on(
     train(out, resume=True)
     assert rows(out) == rows(uninterrupted)
     assert_same(final(out), final(uninterrupted))
+
+
+class StopAtTheEnd(Stop):
+    """Sends the signal when the last checkpoint is written, and the trainer asks no more."""
+
+    def ended(self, trainer: Trainer) -> None:
+        os.kill(os.getpid(), self.signum)
+
+
+@pytest.mark.parametrize(("moment", "seen"), [("before", []), ("first batch", [300]), ("last batch", [300, 297])])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_the_last_epoch_leaves_the_test_pass_to_resume(
+    moment: str, seen: list[int], signum: int, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that came before it was lost; one that came within it ended the program without a word."""
+    out, said, once, tested = tmp_path / "run", io.StringIO(), run.once, []
+
+    def halves(*args: Any) -> Iterator[Batch]:
+        for images, labels in once(*args, batch=300):
+            tested.append(len(labels))
+            if tested == seen:
+                os.kill(os.getpid(), signum)
+            yield images, labels
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "once", halves)
+        if moment == "before":
+            patch.setattr(run, "Lines", lambda console: StopAtTheEnd(0, signum))
+        with pytest.raises(Interrupted) as stop:
+            run.train(small(), run.Place(out=out), Console(file=said, width=500))
+    assert stop.value.signum == signum
+    assert tested == seen
+    assert "stopped after epoch 3, step 0; nothing is lost, continue with: metaaugment train digits" in said.getvalue()
+    assert not (out / "result.json").exists()
+    assert_same(final(out), final(uninterrupted))
+    resumed, whole = train(out, resume=True), json.loads((uninterrupted / "result.json").read_text())
+    assert {key: resumed[key] for key in resumed if key.startswith("test_")} == {
+        key: whole[key] for key in whole if key.startswith("test_")
+    }
 
 
 def test_a_mistake_that_the_first_step_shows_leaves_the_folder_free(

@@ -29,7 +29,7 @@ from metaaugment.seeds import LOOKS, ORDER, VALIDATION_ORDER, derived_seed
 from metaaugment.training import checkpoint
 from metaaugment.training import folder as run_folder
 from metaaugment.training.evaluation import Score, evaluate
-from metaaugment.training.interruption import Interrupted
+from metaaugment.training.interruption import Interrupted, Interruption, heeding
 from metaaugment.training.launch import launch, restarted
 from metaaugment.training.look import Look
 from metaaugment.training.machine import deterministic, machine
@@ -70,11 +70,13 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
         first(lambda: run_folder.write_json(out / run_folder.RECIPE, recipe.to_json()))
         introduce(experiment, training, out, began, console)
         say_idle(recipe, said, console)
+        # Until the result is written: a signal between the last epoch and the test pass must not get lost.
+        interruption = stack.enter_context(Interruption())
         try:
             training.run()
             test = once(on_device(own_part(experiment.data.test), experiment.device), experiment.device, reader)
             with training.precision():
-                score = evaluate(experiment.network, test, experiment.normalization())
+                score = evaluate(experiment.network, heeding(interruption, test), experiment.normalization())
         except Interrupted:
             console.print(
                 f"stopped after epoch {training.epoch}, step {training.step}; nothing is lost, continue with: "

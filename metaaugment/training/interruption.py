@@ -2,12 +2,17 @@
 
 import signal
 import threading
+from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+
+from metaaugment.distributed import highest
+
+T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """A run stopped on request, after a checkpoint."""
+    """A run stopped on request, where its last checkpoint lets it continue."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -47,3 +52,19 @@ class Interruption:
             context.signum = signum
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def heeding(interruption: Interruption, batches: Iterable[T]) -> Iterator[T]:
+    """Batches until a signal asks to stop, which raises `Interrupted`: in all processes, whichever of them was asked.
+
+    Some processes may have a batch more than others; all of them ask as often as the one with most.
+    """
+    left = iter(batches)
+    more = True
+    while more:
+        if signum := highest(interruption.signum or 0):
+            raise Interrupted(signum)
+        batch = next(left, None)
+        more = bool(highest(int(batch is not None)))
+        if batch is not None:
+            yield batch
