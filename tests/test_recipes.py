@@ -296,7 +296,7 @@ def test_the_last_possible_values_are_taken(changes: dict[str, Any]) -> None:
 
 
 def test_warm_up_leaves_an_epoch() -> None:
-    with pytest.raises(ValueError, match="--warmup-epochs is 5; it must be less than the 5 epochs"):
+    with pytest.raises(ValueError, match="--warmup-epochs is 5; it must be less than --epochs, 5"):
         plain(epochs=5, warmup_epochs=5).check()
 
 

@@ -154,7 +154,11 @@ def test_what_decides_nothing_depends_on_the_rest_of_a_recipe() -> None:
 def test_a_policy_that_will_never_be_updated_is_said_so_at_the_start(tmp_path: Path) -> None:
     said = io.StringIO()
     run.train(small(epochs=1, every=5), run.Place(out=tmp_path / "run"), Console(file=said, width=500))
-    assert "the policy will never be updated: --every is 5, and there are only 4 steps to learn in;" in said.getvalue()
+    assert "the policy will never be updated: --every is 5, and it has only 4 steps to learn in;" in said.getvalue()
+    single = io.StringIO()
+    run.train(small(epochs=1, batch=200), run.Place(out=tmp_path / "single"), Console(file=single, width=500))
+    assert "; an epoch is 1 step of 200 images" in single.getvalue()
+    assert "--every is 2, and it has only 1 step to learn in;" in single.getvalue()
     longer = io.StringIO()
     run.train(small(epochs=2, every=5), run.Place(out=tmp_path / "longer"), Console(file=longer, width=500))
     assert "the policy will" not in longer.getvalue()

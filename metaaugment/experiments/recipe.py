@@ -231,7 +231,7 @@ class Recipe:
         self._refuse("epsilon", 0 <= self.epsilon <= 1, "a share in [0, 1]")
         if self.nesterov and not self.momentum > 0:
             raise ValueError(f"--nesterov needs --momentum above 0, but it is {self.momentum:g}; change one of the two")
-        self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than the {self.epochs} epochs")
+        self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than --epochs, {self.epochs}")
         if self.policy is not None and self.method != "metaaugment" and not METHODS[self.method].found:
             raise ValueError(
                 f"--policy is {self.policy}, which --method {self.method} does not use; leave out one of the two"

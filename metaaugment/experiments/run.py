@@ -280,8 +280,8 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
         + (f", {world_size()} processes" if world_size() > 1 else "")
         + f"; {recipe.dataset}, "
         f"{len(data.train):,} / {len(data.val):,} / {len(data.test):,} images in {data.num_classes:,} classes; "
-        f"{recipe.network}, {parameters / 1e6:.1f} M parameters; an epoch is {trainer.train.steps:,} steps of "
-        f"{recipe.batch * learner.copies} images"
+        f"{recipe.network}, {parameters / 1e6:.1f} M parameters; an epoch is "
+        f"{number_of('step', trainer.train.steps)} of {recipe.batch * learner.copies} images"
         + (f" and {number} policy {noun} of {trainer.validation.batch} validation images" if updates else "")
         + (f", about {cost:.1f} × plain training on a GPU" if updates and known else "")
         + f"; into {out}",
@@ -291,7 +291,7 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
         console.print(data.note, soft_wrap=True)
     if recipe.learns and recipe.joint_epochs * updates < 1:
         console.print(
-            f"the policy will never be updated: --every is {recipe.every}, and there are only "
+            f"the policy will never be updated: --every is {recipe.every}, and it has only "
             f"{number_of('step', recipe.joint_epochs * trainer.train.steps)} to learn in; lower --every, or train "
             "longer"
         )

@@ -352,9 +352,9 @@ class _Progress:
         if missing > 0:
             trained, judged = divide(self.lab.data.train.labels, self.settings.held_out, 0)
             self.lab.say(
-                f"{missing} of {self.settings.folds} folds to train: {recipe.network} for {recipe.epochs} epochs on "
-                f"{len(trained):,} images each; then {self.settings.trials:,} trials on the {len(judged):,} images "
-                "held out of each"
+                f"{missing} of {self.settings.folds} folds to train: {recipe.network} for "
+                f"{number_of('epoch', recipe.epochs)} on {len(trained):,} images each; then "
+                f"{self.settings.trials:,} trials on the {len(judged):,} images held out of each"
             )
 
     def look(self) -> None:

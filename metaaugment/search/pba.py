@@ -72,8 +72,8 @@ def find(lab: Laboratory, settings: Settings) -> Schedule:
     epochs = lab.recipe.epochs
     if settings.interval >= epochs:
         raise ValueError(
-            f"--interval is {settings.interval}, but a trial has {epochs} epochs, so that no policy would ever change; "
-            "choose a smaller one, or more --epochs"
+            f"--interval is {settings.interval}, but a trial has {number_of('epoch', epochs)}, so that no policy "
+            "would ever change; choose a smaller one, or more --epochs"
         )
     functions = _functions(settings, lab.recipe)
     evolve = partial(population.evolve, processes=settings.processes)
