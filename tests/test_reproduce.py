@@ -556,6 +556,23 @@ def test_the_course_of_a_run_is_kept_beside_its_result(tmp_path: Path, monkeypat
     assert kept == {figure: [0.333333, 0.333333] for figure in FIGURES[1:]}
 
 
+def test_a_course_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a log that cannot be read is done without: a result whose course is lost looks as if it never had one."""
+    stand_in(monkeypatch)
+    (job,) = jobs(tmp_path, 1)
+    record(job)
+    (job.folder / LOG).write_text(json.dumps(dict.fromkeys(FIGURES, 0.5)) + "\n")
+    job.result.parent.mkdir(parents=True)
+    (job.result.parent / "courses").write_text("a file in the place of the folder")
+    with pytest.raises(FileExistsError):
+        job.keep()
+    assert not job.result.exists()
+    (job.result.parent / "courses").unlink()
+    job.keep()
+    assert results.course_file(job.result).exists()
+    assert job.result.exists()
+
+
 def test_every_course_that_is_kept_ends_where_its_run_did() -> None:
     for file in results.files(ROOT / "results"):
         if results.course_file(file).exists():

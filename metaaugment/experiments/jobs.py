@@ -265,8 +265,11 @@ class Job(Work):
         """Write its result to a file of its own and, if there is a log to read it from, its course beside it."""
         result = results.read_result(self.folder / run_folder.RESULT)
         self.result.parent.mkdir(parents=True, exist_ok=True)
+        course = None
         with contextlib.suppress(OSError, ValueError):
-            results.write_course(results.course(self.folder / LOG), results.course_file(self.result))
+            course = results.course(self.folder / LOG)
+        if course is not None:
+            results.write_course(course, results.course_file(self.result))
         if self.policy is not None:  # by its row and entry: where folders lie on this machine is nobody's business
             name = str(Path(*self.policy.parts[-2:]))
             result |= {"policy": name, "recipe": {**result.get("recipe", {}), "policy": name}}
