@@ -19,7 +19,7 @@ from rich.console import Console
 
 from metaaugment import sealed
 from metaaugment.baselines import published
-from metaaugment.data import dataset
+from metaaugment.data import DataSet, Images, dataset
 from metaaugment.data.batches import Batch
 from metaaugment.experiments import experiment, run
 from metaaugment.experiments.export import learned_policy
@@ -164,23 +164,55 @@ def test_a_policy_that_will_never_be_updated_is_said_so_at_the_start(tmp_path: P
     assert "the policy will" not in longer.getvalue()
 
 
-def test_the_test_set_is_looked_at_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
-    once = run.once
-    monkeypatch.setattr(run, "once", lambda split, *more: looks.append(len(split)) or once(split, *more))
-    train(tmp_path / "run", epochs=2)
-    assert looks == [597]
+class Watched(Images):
+    """Images that note in `looks`, each time they are read, how many epochs the run in the folder `out` has finished.
+
+    The fingerprint of the data is free: it is made before a run begins, and no choice depends on it."""
+
+    def __init__(self, split: Images, out: Path, looks: list[int]) -> None:
+        super().__init__(split.images, split.labels)
+        vars(self).update(out=out, looks=looks)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "images":
+            self.looks.append(len(read_log(self.out)) if (self.out / "log.jsonl").exists() else 0)
+        return super().__getattribute__(name)
+
+    def digest(self) -> bytes:
+        return Images(vars(self)["images"], self.labels).digest()
+
+
+def watch_the_test_images(given_by: str, out: Path, patch: pytest.MonkeyPatch) -> list[int]:
+    """The looks at the test images that a function of `experiment` gives from now on."""
+    looks, give = [], getattr(experiment, given_by)
+
+    def watched(*args: Any, **kwargs: Any) -> DataSet:
+        data = give(*args, **kwargs)
+        return replace(data, test=Watched(data.test, out, looks))
+
+    patch.setattr(experiment, given_by, watched)
+    return looks
+
+
+@pytest.mark.parametrize("held_back", [0.0, 0.25])
+def test_what_a_run_is_judged_by_is_looked_at_once_at_the_end(
+    held_back: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = watch_the_test_images("data_of", tmp_path / "run", monkeypatch)
+    train(tmp_path / "run", epochs=2, held_back=held_back)
+    assert looks == [2]
 
 
 @pytest.mark.parametrize(("of", "size"), [("validation", 100), ("training", 200)])
 def test_a_rehearsal_never_looks_at_the_test_set(
     of: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = []
+    looks, judged = watch_the_test_images("dataset", tmp_path / "run", monkeypatch), []
     once = run.once
-    monkeypatch.setattr(run, "once", lambda split, *more: looks.append(split) or once(split, *more))
+    monkeypatch.setattr(run, "once", lambda split, *more: judged.append(split) or once(split, *more))
     train(tmp_path / "run", epochs=1, held_back=0.25, held_back_from=of, transformations="singles")
-    whole, (held_back,) = dataset("digits", size=16, per_class=20), looks
+    assert looks == []
+    whole, (held_back,) = dataset("digits", size=16, per_class=20), judged
     assert len(held_back) == size // 4
     rows = {tuple(row) for row in (whole.val if of == "validation" else whole.train).images.flatten(1).tolist()}
     assert {tuple(row) for row in held_back.images.flatten(1).tolist()} <= rows
