@@ -18,8 +18,7 @@ from metaaugment.policy import (
 from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformSampler
 from metaaugment.transfer import LearnedPolicy
 from metaaugment.transformation import Transformation, apply
-
-__version__ = "0.1.0"
+from metaaugment.version import __version__ as __version__
 
 __all__ = [
     "OPS",

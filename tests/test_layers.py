@@ -16,7 +16,7 @@ LAYERS = (
     ("baselines", "data", "networks", "sealed"),
     ("learner", "capture", "observation"),
     ("hypergradient", "policy", "sampler", "features", "replay", "batch_norm"),
-    ("embedding", "transformation", "ops", "distributed", "seeds", "faults"),
+    ("embedding", "transformation", "ops", "distributed", "seeds", "faults", "version"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The program and the list of public names stand above everything.
@@ -60,6 +60,8 @@ def test_imports_point_down(path: Path) -> None:
         return
     assert part(path) in LEVEL, f"{part(path)} has no layer; give it one in tests/test_layers.py"
     for name in imported(path):
+        # The package itself imports nearly all of its parts.
+        assert name != "metaaugment" or LEVEL[part(path)] == 0, f"{path.name} imports the whole package"
         if name.startswith("metaaugment."):
             target = name.split(".")[1]
             assert target in LEVEL, f"{path.name} imports {name}; import from the part itself"

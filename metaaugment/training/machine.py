@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-import metaaugment
+from metaaugment.version import __version__
 
 CONTINUED = ", continued at "  # between the commits of a run
 UNKNOWN = "unknown"
@@ -50,7 +50,7 @@ def machine(device: str) -> dict[str, str | int]:
         with contextlib.suppress(PackageNotFoundError):
             packages[name] = version(name)
     hardware = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} cores, {platform.machine()}"
-    packages = {"metaaugment": metaaugment.__version__, **packages}
+    packages = {"metaaugment": __version__, **packages}
     return {"hardware": hardware, "threads": torch.get_num_threads(), "python": platform.python_version(), **packages}
 
 
