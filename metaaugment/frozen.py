@@ -9,6 +9,7 @@ from metaaugment.faults import full_memory
 from metaaugment.features import Features, Seen
 from metaaugment.policy import Around
 from metaaugment.sealed import first_line
+from metaaugment.source import Source
 
 
 class Frozen(nn.Module):
@@ -49,18 +50,12 @@ class FrozenExtractor(Frozen):
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        channels: int,
-        size: tuple[int, int],
-        layer: str | None = None,
-        shift: Tensor | None = None,
-        scale: Tensor | None = None,
+        self, network: nn.Module, source: Source, shift: Tensor | None = None, scale: Tensor | None = None
     ) -> None:
         super().__init__()
         self.network = network
-        self.channels, self.size = channels, size
-        self.features = Features(network, layer)
+        self.source = source
+        self.features = Features(network, source.layer)
         self.seen = Seen()
         self.shift: Tensor | None
         self.scale: Tensor | None
@@ -76,7 +71,7 @@ class FrozenExtractor(Frozen):
     def view(self, inputs: Tensor) -> tuple[Float[Tensor, "n d"], Tensor]:
         """The features of images, and the network's logits."""
         like = next(self.network.parameters())
-        check_channels(inputs, self.channels)
+        check_channels(inputs, self.source.channels)
         if inputs.device != like.device:
             raise ValueError(
                 f"the images are on {inputs.device}, but the policy is on {like.device}; "
@@ -91,8 +86,9 @@ class FrozenExtractor(Frozen):
             height, width = inputs.shape[-2:]
             if full_memory(error):
                 raise
-            way = f"learned on {self.size[0]} by {self.size[1]}: resize the images, or use policy.sampler_only()"
-            if (height, width) == self.size:
+            learned = self.source.size
+            way = f"learned on {learned[0]} by {learned[1]}: resize the images, or use policy.sampler_only()"
+            if (height, width) == learned:
                 way = "recorded as learned on images of this size: use policy.sampler_only()"
             reason = f"the policy's extractor fails on images of {height} by {width} pixels ({first_line(error)})"
             raise ValueError(f"{reason}; it was {way}") from error

@@ -86,7 +86,7 @@ class LearnedPolicy:
                 check_sharpness(float(policy.sharpness))
             _check_finite("w", extractor.state_dict())
             self.policy = FrozenPolicy(policy)
-            self.extractor = _frozen(extractor, source, *_normalization(source.mean, source.std))
+            self.extractor = FrozenExtractor(extractor, source, *_normalization(source.mean, source.std))
             _check_fit(self.extractor, policy)
             self.to(next(extractor.parameters()).device)
 
@@ -153,7 +153,7 @@ class LearnedPolicy:
         own = self.source
         given = own if mean is None or std is None else replace(own, mean=_numbers(mean), std=_numbers(std))
         between = (None, None) if given == own else _normalization(own.mean, own.std, given.mean, given.std)
-        return sampler, policy, _frozen(deepcopy(self.extractor.network), own, *between).to(self.device)
+        return sampler, policy, FrozenExtractor(deepcopy(self.extractor.network), own, *between).to(self.device)
 
     def sampler_only(self) -> "LearnedPolicy":
         """The part that looks at no image: p alone, a few KB; all weights are the same."""
@@ -376,10 +376,6 @@ def _check_normalization(learner: Learner, source: Source) -> None:
 
 def _rounded(values: Tensor) -> list[list[float]]:
     return [[round(value, 3) for value in row] for row in values.tolist()]
-
-
-def _frozen(network: nn.Module, source: Source, shift: Tensor | None, scale: Tensor | None) -> FrozenExtractor:
-    return FrozenExtractor(network, source.channels, source.size, source.layer, shift, scale)
 
 
 def _normalization(
