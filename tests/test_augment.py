@@ -9,6 +9,7 @@ from torch import Tensor
 
 from metaaugment.data import augment
 from metaaugment.data.images import Images
+from metaaugment.ops.kernels import cover
 
 CPU = torch.device("cpu")
 FILL = {1: (77,), 3: (10, 200, 60)}
@@ -82,7 +83,7 @@ def test_cutout_equals_a_loop(channels: int, height: int, width: int, side: int)
     """For every center."""
     centers = torch.tensor([(y, x) for y in range(height) for x in range(width)])
     images, fill = noise(len(centers), channels, height, width), FILL[channels]
-    found = augment.cutout(images, centers, side, augment.color(fill, CPU))
+    found = cover(images, centers, side, augment.color(fill, CPU))
     for image, (y, x), result in zip(images.numpy(), centers.tolist(), found.numpy(), strict=True):
         assert np.array_equal(result, slow_cutout(image, y, x, side, fill))
 
@@ -98,7 +99,7 @@ def test_cutout_is_16_by_16_inside_and_cut_off_at_the_border() -> None:
         (0, 16): (8, 16),
     }
     black = torch.zeros(len(covered), 1, 32, 32, dtype=torch.uint8)
-    found = augment.cutout(black, torch.tensor(list(covered)), 16, augment.color((255,), CPU))[:, 0] == 255
+    found = cover(black, torch.tensor(list(covered)), 16, augment.color((255,), CPU))[:, 0] == 255
     rows, columns = found.any(2).sum(1).tolist(), found.any(1).sum(1).tolist()
     assert dict(zip(covered, zip(rows, columns, strict=True), strict=True)) == covered
     assert found.sum((1, 2)).tolist() == [h * w for h, w in covered.values()]
@@ -106,7 +107,7 @@ def test_cutout_is_16_by_16_inside_and_cut_off_at_the_border() -> None:
 
 def test_cutout_of_an_odd_side_has_that_side() -> None:
     black = torch.zeros(1, 1, 9, 9, dtype=torch.uint8)
-    found = augment.cutout(black, torch.tensor([[4, 4]]), 3, augment.color((9,), CPU))
+    found = cover(black, torch.tensor([[4, 4]]), 3, augment.color((9,), CPU))
     assert found[0, 0].nonzero().tolist() == [[y, x] for y in (3, 4, 5) for x in (3, 4, 5)]
 
 

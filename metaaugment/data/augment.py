@@ -7,6 +7,7 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from metaaugment.distributed import drawn
+from metaaugment.ops.kernels import cover
 
 Images = UInt8[Tensor, "n c h w"]
 Augmentation = Callable[[Tensor], Tensor]
@@ -27,15 +28,6 @@ def crop(images: Images, shift: Int[Tensor, "n 2"], fill: UInt8[Tensor, "c 1 1"]
     moved = images[sample, channel, row.clamp(0, h - 1)[:, None, :, None], column.clamp(0, w - 1)[:, None, None, :]]
     inside = ((row >= 0) & (row < h))[:, None, :, None] & ((column >= 0) & (column < w))[:, None, None, :]
     return torch.where(inside, moved, fill)
-
-
-def cutout(images: Images, center: Int[Tensor, "n 2"], side: int, fill: UInt8[Tensor, "c 1 1"]) -> Images:
-    """Fill a square of side × side pixels around each center, as far as it lies in the image."""
-    h, w = images.shape[-2:]
-    row = torch.arange(h, device=images.device) - center[:, :1] + side // 2
-    column = torch.arange(w, device=images.device) - center[:, 1:] + side // 2
-    inside = ((row >= 0) & (row < side))[:, None, :, None] & ((column >= 0) & (column < side))[:, None, None, :]
-    return torch.where(inside, fill, images)
 
 
 def random_flip(generator: torch.Generator) -> Augmentation:
@@ -73,7 +65,7 @@ def random_cutout(side: int, fill: Sequence[int], generator: torch.Generator) ->
             )
             return torch.stack([rows, columns], 1)
 
-        return cutout(images, drawn(draw, len(images)), side, inside)
+        return cover(images, drawn(draw, len(images)), side, inside)
 
     return augment
 

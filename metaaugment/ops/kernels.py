@@ -237,18 +237,20 @@ def resample(images: Images, matrix: Int32[Tensor, "n 6"], fill: UInt8[Tensor, "
 
 
 def cutout(images: Images, argument: Argument, fill: UInt8[Tensor, " c"], position: Float[Tensor, "n 2"]) -> Images:
-    """Cover a square with `fill`: `argument` pixels a side, half of them (rounded down) before its center.
+    """Cover a square of `argument` pixels a side; `position` is its center's (y, x) as a fraction of the image."""
+    center = torch.floor(position.double() * torch.tensor(images.shape[2:], device=images.device)).long()
+    return cover(images, center, argument.long()[:, None], fill[:, None, None])
 
-    `position` is the center's (y, x) as a fraction of the image; what lies outside is cut off.
-    """
+
+def cover(
+    images: Images, center: Int[Tensor, "n 2"], side: int | Int[Tensor, "n 1"], fill: UInt8[Tensor, "c 1 1"]
+) -> Images:
+    """Fill a square of side × side pixels, half of them (rounded down) before its center, as far as it lies inside."""
     _, _, h, w = images.shape
-    side = argument.long()[:, None]
-    center = torch.floor(position.double() * torch.tensor([h, w], device=images.device)).long()
     y, x = torch.arange(h, device=images.device), torch.arange(w, device=images.device)
     top, left = center[:, :1] - side // 2, center[:, 1:] - side // 2
     rows, columns = (y >= top) & (y < top + side), (x >= left) & (x < left + side)
-    square = rows[:, None, :, None] & columns[:, None, None, :]
-    return torch.where(square, fill[None, :, None, None], images)
+    return torch.where(rows[:, None, :, None] & columns[:, None, None, :], fill, images)
 
 
 def identity(images: Images, argument: Argument) -> Images:
