@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from metaaugment import policy_file
+from metaaugment.data.augment import shift_and_scale
 from metaaugment.distributed import drawn
 from metaaugment.embedding import K, embed
 from metaaugment.frozen import FrozenExtractor, FrozenPolicy, check_channels
@@ -86,7 +87,7 @@ class LearnedPolicy:
                 check_sharpness(float(policy.sharpness))
             _check_finite("w", extractor.state_dict())
             self.policy = FrozenPolicy(policy)
-            self.extractor = FrozenExtractor(extractor, source, *_normalization(source.mean, source.std))
+            self.extractor = FrozenExtractor(extractor, source, *shift_and_scale(source.mean, source.std))
             _check_fit(self.extractor, policy)
             self.to(next(extractor.parameters()).device)
 
@@ -152,7 +153,7 @@ class LearnedPolicy:
             raise ValueError("parts() got only one of mean and std; give both, or neither for the policy's own")
         own = self.source
         given = own if mean is None or std is None else replace(own, mean=_numbers(mean), std=_numbers(std))
-        between = (None, None) if given == own else _normalization(own.mean, own.std, given.mean, given.std)
+        between = (None, None) if given == own else _between(given, own)
         return sampler, policy, FrozenExtractor(deepcopy(self.extractor.network), own, *between).to(self.device)
 
     def sampler_only(self) -> "LearnedPolicy":
@@ -378,14 +379,9 @@ def _rounded(values: Tensor) -> list[list[float]]:
     return [[round(value, 3) for value in row] for row in values.tolist()]
 
 
-def _normalization(
-    mean: Sequence[float], std: Sequence[float], given_mean: Sequence[float] = (), given_std: Sequence[float] = ()
-) -> tuple[Tensor, Tensor]:
-    """Shift and scale to zero mean and unit deviation, for pixels in 0 … 255 or inputs normalised by the given ones."""
-    m, s = _column(mean), _column(std)
-    if not given_mean:
-        return m * 255, 1 / (s * 255)
-    given_m, given_s = _column(given_mean), _column(given_std)
+def _between(given: Source, own: Source) -> tuple[Tensor, Tensor]:
+    """Shift and scale that turn inputs normalised as the given source says into the policy's own."""
+    m, s, given_m, given_s = map(_column, (own.mean, own.std, given.mean, given.std))
     return (m - given_m) / given_s, given_s / s
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from metaaugment.distributed import drawn
@@ -89,13 +89,23 @@ def normalization(
     dtype: torch.dtype = torch.float32,
 ) -> Augmentation:
     """From uint8 to what a network takes: zero mean and unit deviation per channel."""
-    shift = torch.tensor(mean, device=device, dtype=dtype)[:, None, None] * 255
-    scale = 1 / (torch.tensor(std, device=device, dtype=dtype)[:, None, None] * 255)
+    shift, scale = shift_and_scale(mean, std, device, dtype)
 
     def prepare(images: Tensor) -> Tensor:
         return ((images - shift) * scale).to(memory_format=layout)
 
     return prepare
+
+
+def shift_and_scale(
+    mean: Sequence[float],
+    std: Sequence[float],
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Float[Tensor, "c 1 1"], Float[Tensor, "c 1 1"]]:
+    """Pixels in 0 … 255 have zero mean and unit deviation as (pixels − shift) · scale."""
+    shift, deviation = (torch.tensor(values, device=device, dtype=dtype)[:, None, None] * 255 for values in (mean, std))
+    return shift, 1 / deviation
 
 
 def color(fill: Sequence[int], device: torch.device) -> UInt8[Tensor, "c 1 1"]:
