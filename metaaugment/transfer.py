@@ -102,9 +102,9 @@ class LearnedPolicy:
         takes; those returned are of the same kind. Labels are for policies that look at them (`needs_labels`).
         """
         self._check_images(images)
-        self._check_labels(images, labels)
-        images, transformation = self._transform(images, generator)
-        return images, weigh(self.policy, self._outputs(images, transformation, labels))
+        self._check_labels(images, labels)  # before anything is drawn
+        images, transformation = self.transform(images, generator)
+        return images, self.weights(images, transformation, labels)
 
     def transform(self, images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Transformation]:
         """Augmented images and their transformations, from which `weights` can be computed later.
@@ -112,7 +112,10 @@ class LearnedPolicy:
         For a loader's workers, because weights need the whole mini-batch: with several processes, the global one.
         """
         self._check_images(images)
-        return self._transform(images, generator)
+        pixels = as_pixels(images)  # before anything is drawn, because it may refuse them
+        transformation = drawn(lambda n: self.sample(n, generator), len(images)).to(images.device)
+        pixels = apply(pixels, transformation, self.space, self.source.fill)
+        return pixels if images.dtype == torch.uint8 else pixels.to(images.dtype) / 255, transformation
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
         """n transformations: functions by p, magnitudes uniform."""
@@ -124,6 +127,7 @@ class LearnedPolicy:
         """V = P / ΣP of images that are already augmented, over the global mini-batch."""
         return weigh(self.policy, self.outputs(images, transformation, labels))
 
+    @torch.no_grad()
     def outputs(
         self, images: Tensor, transformation: Transformation, labels: Tensor | None = None
     ) -> Float[Tensor, " n"]:
@@ -131,7 +135,13 @@ class LearnedPolicy:
         self._check_images(images)
         self._check_labels(images, labels)
         check_transformation(transformation, len(images))
-        return self._outputs(images, transformation, labels)
+        if self.extractor is None:
+            return torch.ones(len(images), device=images.device, dtype=torch.float32)
+        layout = torch.channels_last if images.device.type == "cuda" else torch.contiguous_format
+        features, logits = self.extractor.view(as_pixels(images).to(memory_format=layout))
+        with torch.autocast(images.device.type, enabled=False):
+            more = () if labels is None else evidence(self.policy, logits, labels)
+            return self.policy(features, embed(transformation.to(images.device)), *more)
 
     def parts(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
@@ -192,22 +202,6 @@ class LearnedPolicy:
     @property
     def device(self) -> torch.device:
         return self.probabilities.device
-
-    def _transform(self, images: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Transformation]:
-        pixels = as_pixels(images)  # before anything is drawn, because it may refuse them
-        transformation = drawn(lambda n: self.sample(n, generator), len(images)).to(images.device)
-        pixels = apply(pixels, transformation, self.space, self.source.fill)
-        return pixels if images.dtype == torch.uint8 else pixels.to(images.dtype) / 255, transformation
-
-    @torch.no_grad()
-    def _outputs(self, images: Tensor, transformation: Transformation, labels: Tensor | None) -> Float[Tensor, " n"]:
-        if self.extractor is None:
-            return torch.ones(len(images), device=images.device, dtype=torch.float32)
-        layout = torch.channels_last if images.device.type == "cuda" else torch.contiguous_format
-        features, logits = self.extractor.view(as_pixels(images).to(memory_format=layout))
-        with torch.autocast(images.device.type, enabled=False):
-            more = () if labels is None else evidence(self.policy, logits, labels)
-            return self.policy(features, embed(transformation.to(images.device)), *more)
 
     def _check_images(self, images: Tensor) -> None:
         check_images(images)

@@ -711,16 +711,6 @@ def test_labels_that_do_not_fit_draw_nothing() -> None:
     assert torch.equal(generator.get_state(), seeded().get_state())
 
 
-def test_images_and_labels_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, labels, looked = learned(policy=POLICIES["label policy"]()), torch.arange(N) % CLASSES, []
-    for check in ("check_images", "check_classes"):
-        monkeypatch.setattr(f"metaaugment.transfer.{check}", lambda *_, check=check: looked.append(check))
-    policy.augment(photos(), labels)
-    assert looked == ["check_images", "check_classes"]
-    policy.weights(*policy.transform(photos()), labels)
-    assert looked == ["check_images", "check_classes", "check_images", "check_images", "check_classes"]
-
-
 def test_colors_under_a_grey_policy_are_refused() -> None:
     with pytest.raises(ValueError, match="have 3 channels, but the policy was learned on images with 1; convert"):
         learned(1).augment(photos())
