@@ -149,7 +149,9 @@ class LearnedPolicy:
         """Sampler, policy and extractor for a `Learner`, all frozen: copies, which stay in evaluation mode.
 
             sampler, frozen, extractor = policy.parts(mean, std)
-            learner = Learner(network, sampler, frozen, extractor=extractor, space=policy.space, prepare=…)
+            learner = Learner(
+                network, sampler, frozen, extractor=extractor, space=policy.space, fill=policy.source.fill, prepare=…
+            )
 
         Args:
             mean, std: those by which that learner's `prepare` normalises pixels in [0, 1], per channel; its inputs are
