@@ -124,7 +124,12 @@ def _alone_in(folder: Path) -> Iterator[None]:
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        _wait_for(handle)
+        try:
+            alone = acquire(handle, PATIENCE)
+        except OSError:  # a file system without locks
+            alone = True
+        if not alone:
+            raise OSError(errno.EBUSY, f"another process has been writing there for {PATIENCE:g} s")
         yield
         os.fsync(handle)
     finally:
@@ -133,18 +138,18 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _wait_for(handle: int) -> None:
+def acquire(handle: int, patience: float) -> bool:
+    """Lock an open file or folder, waiting so many seconds for another process; returns whether it is locked now."""
     assert fcntl is not None
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + patience
     while True:
         try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
         except BlockingIOError:
-            if time.monotonic() > until:
-                raise OSError(errno.EBUSY, f"another process has been writing there for {PATIENCE:g} s") from None
-            time.sleep(0.01)
-        except OSError:  # a file system without locks
-            return None
+            if time.monotonic() >= until:
+                return False
+        time.sleep(0.01)
 
 
 def _digest(tensors: Mapping[str, Tensor], state: str) -> str:

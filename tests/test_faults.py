@@ -267,8 +267,8 @@ def test_asking_whether_a_folder_is_locked_leaves_no_trace(tmp_path: Path, monke
     assert folder.last_locked(tmp_path) == "the first launch"
     asking = os.open(tmp_path / folder.LOCK, os.O_RDONLY)
     fcntl.flock(asking, fcntl.LOCK_SH)
-    monkeypatch.setattr(folder.time, "monotonic", lambda: 0.0)
-    monkeypatch.setattr(folder.time, "sleep", lambda seconds: os.close(asking))
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(time, "sleep", lambda seconds: os.close(asking))
     with folder.locked(tmp_path):
         assert folder.is_locked(tmp_path)
 

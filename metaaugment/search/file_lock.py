@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from metaaugment.sealed import acquire
+
 
 class FileLock:
     """A lock that one process holds at a time; that of a killed process is free at once."""
@@ -24,12 +26,7 @@ class FileLock:
     def attempt(self) -> Iterator[bool]:
         """A context that holds the lock unless another process does; yields whether it is held."""
         with self.file.open("ab+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
+            yield acquire(file.fileno(), patience=0)
 
     def release(self) -> None:
         assert self._held is not None

@@ -4,13 +4,12 @@ import fcntl
 import json
 import os
 import shlex
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from metaaugment.sealed import Damaged, write_atomically
+from metaaugment.sealed import Damaged, acquire, write_atomically
 
 MAX_NUMBER = 1e100
 RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"  # of a run
@@ -59,18 +58,11 @@ def locked(folder: Path, by: str = "", patience: float = MOMENT) -> Iterator[Non
         by: name of the holder, for `last_locked`.
         patience: seconds to wait for a process that may be dying, or that only asks whether the folder `is_locked`.
     """
-    until = time.monotonic() + patience
     lock = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT, 0o666)
     _locks.add(lock)
     try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise ValueError(f"{refusals(folder)[0]}; wait for it, or choose another --out") from None
-            time.sleep(0.05)
+        if not acquire(lock, patience):
+            raise ValueError(f"{refusals(folder)[0]}; wait for it, or choose another --out")
         os.truncate(lock, 0)
         os.write(lock, by.encode())
         yield
