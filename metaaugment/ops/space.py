@@ -21,6 +21,8 @@ MAX_MAGNITUDE = 10.0
 # Codes of the fields `per` and `rounding` in the table that the kernels read.
 UNITS = ("pixel", "width", "height")
 ROUNDINGS = ("none", "truncate", "nearest")
+WIDTH, HEIGHT = map(UNITS.index, ("width", "height"))
+TRUNCATE, NEAREST = map(ROUNDINGS.index, ("truncate", "nearest"))
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,11 @@ class Space:
     ) -> Float[Tensor, "*n"]:
         """The argument of each function, in float64 as Pillow's own Python would compute it."""
         around, start, slope, per, of, rounding, signed = level_table(self, ops.device)[ops.long()].unbind(-1)
-        of_width, of_height = (per == 1).double(), (per == 2).double()
+        of_width, of_height = (per == WIDTH).double(), (per == HEIGHT).double()
         unit = of_width * width + of_height * height + (1 - of_width - of_height)
         value = (magnitudes.double() * slope + start) * unit / of
-        value = torch.where(rounding == 1, value.trunc(), torch.where(rounding == 2, value.round(), value))
+        value = torch.where(rounding == TRUNCATE, value.trunc(), value)
+        value = torch.where(rounding == NEAREST, value.round(), value)
         return around + torch.where(signed == 1, signs.double(), 1.0) * value
 
 
