@@ -80,8 +80,7 @@ def draw(folder: Path, run_of: Path) -> list[Path]:
     assert isinstance(data.train, Images)
     generator = torch.Generator().manual_seed(0)
     images = data.train.images.repeat(10, 1, 1, 1)
-    t = policy.sample(len(images), generator)
-    augmented = ma.apply(images, t, policy.space, policy.source.fill)
+    augmented, t = policy.transform(images, generator)
     weights = policy.weights(augmented, t)
     return [
         figures.save(

@@ -16,7 +16,7 @@ from metaaugment.report.picture import show
 from metaaugment.sealed import write_atomically
 from metaaugment.source import Source
 from metaaugment.transfer import LearnedPolicy
-from metaaugment.transformation import Transformation, apply
+from metaaugment.transformation import Transformation
 
 ENDINGS = (".png", ".svg", ".pdf", ".jpg")  # of picture files
 
@@ -76,8 +76,7 @@ def copies(
     """Each image in a row of its own, followed by augmented copies; 1 is the mean weight of a row."""
     figure = Figure(figsize=(1.5 * (count + 1), 1.95 * len(images)), layout="constrained")
     for row, image in zip(figure.subplots(len(images), count + 1, squeeze=False), images, strict=True):
-        t = policy.sample(count, generator)
-        augmented = apply(image.expand(count, -1, -1, -1), t, policy.space, policy.source.fill)
+        augmented, t = policy.transform(image.expand(count, -1, -1, -1), generator)
         weights = policy.weights(augmented, t) * count
         for axis, picture in zip(row, (image, *augmented), strict=True):
             show(axis, picture)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from metaaugment.data.files import CorruptImage, read_image
 from metaaugment.ops import OPS, PAPER_OPS, Space, find_space
-from metaaugment.sealed import write_atomically
 from metaaugment.transformation import Transformation, apply
 
 PICTURE_MAGNITUDES = (0.0, 2.5, 5.0, 7.5, 10.0)
@@ -69,7 +68,10 @@ def print_table(space: str | Space, size: int) -> None:
 
 def draw(file: Path, image: Path | None, space: str | Space) -> None:
     """A picture of the paper's functions at five magnitudes, on a photo."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # here, because the table needs none of it
+
+    from metaaugment.report import figures
+    from metaaugment.report.picture import show
 
     space = find_space(space)
     photo = _square(image)
@@ -87,8 +89,7 @@ def draw(file: Path, image: Path | None, space: str | Space) -> None:
         shown = apply(photo.expand(columns, -1, -1, -1), t, space, fill=128)
         for column, picture in enumerate(shown):
             axis = axes[row, block * columns + column]
-            axis.imshow(picture.permute(1, 2, 0).numpy())
-            axis.set(xticks=[], yticks=[])
+            show(axis, picture)
             for edge in axis.spines.values():
                 edge.set_visible(False)
             if column == 0:
@@ -96,8 +97,7 @@ def draw(file: Path, image: Path | None, space: str | Space) -> None:
             if row == 0:
                 axis.set_title(f"m = {PICTURE_MAGNITUDES[column]:g}", fontsize=9)
     figure.suptitle(f"The paper's 14 functions at five magnitudes, space {space.name}")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, lambda part: figure.savefig(part, dpi=120, format=file.suffix[1:]))
+    figures.save(figure, file)
 
 
 def _square(file: Path | None) -> Tensor:
