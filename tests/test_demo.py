@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from PIL import Image
 
 import metaaugment as ma
+from metaaugment.ops import find_space
 from metaaugment.report import figures
+from metaaugment.source import Source
 
 DEMO = Path(__file__).parent.parent / "examples" / "demo.py"
 
@@ -37,6 +40,26 @@ def test_the_demo_prints_a_table_and_draws_two_pictures(tmp_path: Path) -> None:
 def test_a_transformation_in_words() -> None:
     t = ma.Transformation(*torch.tensor([[2], [13]]), torch.tensor([[5.0, 0.0]]), torch.tensor([[-1, 1]]))
     assert figures.describe(t, "metaaugment", 32) == ["Rotate -15", "Identity"]
+
+
+def test_photos_have_the_sides_and_channels_that_a_policy_was_learned_on(tmp_path: Path) -> None:
+    """Of a picture that is red at the left and blue at the right, between white bands, which a low view leaves out."""
+    picture = Image.new("RGB", (64, 64), "white")
+    picture.paste("red", (0, 16, 32, 48))
+    picture.paste("blue", (32, 16, 64, 48))
+    picture.save(tmp_path / "picture.png")
+    source = Source(None, 2, 3, find_space("metaaugment"), (0.5,) * 3, (0.5,) * 3, (0,) * 3, (16, 32))
+    low = figures.photos([tmp_path / "picture.png"], source)
+    assert low.shape == (1, 3, 16, 32)
+    assert low[0, :, :, 0].T.tolist() == [[255, 0, 0]] * 16
+    assert low[0, :, :, -1].T.tolist() == [[0, 0, 255]] * 16
+    narrow = figures.photos([tmp_path / "picture.png"], replace(source, size=(32, 16)))
+    assert narrow.shape == (1, 3, 32, 16)
+    assert narrow[0, :, 0].tolist() == [[255] * 16] * 3
+    grey = replace(source, channels=1, mean=(0.5,), std=(0.5,), fill=(0,))
+    luma = figures.photos([tmp_path / "picture.png"], grey)
+    assert luma.shape == (1, 1, 16, 32)
+    assert luma[0, 0, 0, [0, -1]].tolist() == [76, 29]  # 0.299 and 0.114 of 255
 
 
 def test_samples_are_in_the_order_of_their_weights() -> None:

@@ -62,12 +62,15 @@ def weighted_samples(
 
 def photos(files: Sequence[Path], source: Source) -> UInt8[Tensor, "n c h w"]:
     """The middle of each picture, in the size and channels that a policy was learned on."""
+    (height, width), side = source.size, max(source.size)
+    left, top = (side - width) // 2, (side - height) // 2
+    box, mode = (left, top, left + width, top + height), "RGB" if source.channels == 3 else "L"
     try:
-        views = [middle(read_image(file), source.size[0]) for file in files]
+        views = [middle(read_image(file), side).crop(box).convert(mode) for file in files]
     except CorruptImage as error:
         raise ValueError(f"{error}; leave it out") from None
-    images = torch.stack([torch.from_numpy(np.array(view)).permute(2, 0, 1).contiguous() for view in views])
-    return images if source.channels == 3 else images.float().mean(1, keepdim=True).to(torch.uint8)
+    pixels = torch.stack([torch.from_numpy(np.array(view)).view(height, width, -1) for view in views])
+    return pixels.permute(0, 3, 1, 2).contiguous()
 
 
 def copies(
