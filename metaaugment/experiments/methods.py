@@ -52,14 +52,15 @@ def by_found_policy(recipe: Recipe, found: FoundPolicy | None) -> Sampler:
 # Samplers of the learned distribution, by what they draw for each sample.
 SAMPLERS = {"pairs": TransformationSampler, "singles": SingleSampler}
 
+# In the order of the tables.
 METHODS: dict[str, Method] = {
     "baseline": Method(lambda recipe, found: IdentitySampler()),
-    "randaugment": Method(randaugment),
-    "trivialaugment": Method(lambda recipe, found: TrivialAugmentSampler(), space="trivialaugment-wide"),
     "autoaugment": Method(by_found_policy, found=True),
     "faa": Method(by_found_policy, found=True),
     "pba": Method(by_found_policy, found=True),
     "dada": Method(by_found_policy, found=True),
+    "randaugment": Method(randaugment),
+    "trivialaugment": Method(lambda recipe, found: TrivialAugmentSampler(), space="trivialaugment-wide"),
     "advaa": Method(advaa, space="autoaugment", copies=8),  # one for each policy of an epoch
     "metaaugment": Method(
         lambda recipe, found: SAMPLERS[recipe.transformations](recipe.epsilon, recipe.window),

@@ -42,7 +42,7 @@ class Recipe:
     network: str
     """Name of the task network."""
     method: str = "metaaugment"
-    """Augmentation: baseline, randaugment, trivialaugment, autoaugment, faa, pba, dada, advaa or metaaugment."""
+    """Augmentation: baseline, autoaugment, faa, pba, dada, randaugment, trivialaugment, advaa or metaaugment."""
     seed: int = 0
     """Seed of everything random in training."""
     policy: Path | None = None

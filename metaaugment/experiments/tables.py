@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metaaugment.baselines import published
-from metaaugment.experiments import methods
+from metaaugment.experiments.methods import METHODS
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe
 
@@ -52,9 +52,6 @@ def folder_name(recipe: str, epochs: int | None) -> str:
     return recipe if epochs in (None, RECIPES[recipe]().epochs) else f"{recipe}-{epochs}-epochs"
 
 
-METHODS = ("baseline", "autoaugment", "faa", "pba", "dada", "randaugment", "trivialaugment", "advaa", "metaaugment")
-
-
 def _row(recipe: str, table: str, *more: Entry, **paper: str) -> Row:
     """A row of a table with the paper's figures by method, and further entries.
 
@@ -67,7 +64,7 @@ def _row(recipe: str, table: str, *more: Entry, **paper: str) -> Row:
 
 def _entry(recipe: str, method: str, figure: str) -> Entry:
     data = RECIPES[recipe]().dataset
-    if methods.METHODS[method].found and data in ("digits", "omniglot"):
+    if METHODS[method].found and data in ("digits", "omniglot"):
         policy = published.fitting(method, data)
         return Entry(policy, {"method": method})
     return Entry(method, {"method": method}, figure)
