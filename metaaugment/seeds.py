@@ -1,4 +1,4 @@
-"""What a seed is used for: each use in an experiment, a search or a diagnosis has random numbers of its own.
+"""What a seed is used for: each use within an experiment, a search and so on has random numbers of its own.
 
 The constants below are part of every run: if they changed, older runs could not be continued or repeated. A use that
 adds a second number, of a fold or an epoch, may share its constant with one that adds none.
@@ -17,6 +17,8 @@ FOLD, PROPOSAL, TRIAL = range(3)
 ADVERSARY = 100
 # A diagnosis: halves of the validation images, training samples, and which of the samples judge a prediction.
 HALVES, SAMPLES, JUDGES = range(3)
+# The check of the theorems: the magnitudes and signs of its finite set, besides initial weights.
+MAGNITUDES = 1
 
 
 def derived_seed(*numbers: int) -> int:

@@ -50,7 +50,7 @@ from metaaugment.observation import Observation
 from metaaugment.ops import INDEX, MAX_MAGNITUDE
 from metaaugment.policy import Around, PolicyNetwork
 from metaaugment.sampler import StillSampler
-from metaaugment.seeds import derived_seed
+from metaaugment.seeds import INITIAL, MAGNITUDES, derived_seed
 from metaaugment.training.folder import write_json
 from metaaugment.training.machine import commit, machine
 from metaaugment.transformation import Transformation
@@ -65,9 +65,6 @@ CLASSES, PER_CLASS, SIZE, HIDDEN = 3, 7, 8, 8
 FUNCTIONS = ("Identity", "Rotate", "TranslateX", "Contrast")
 LOOKS = 4  # iterations of a run at which the constants are measured
 POWER = 10  # iterations for the norm of a Hessian
-
-# What a seed is used for, besides the split of the data.
-INITIAL, MAGNITUDES = range(2)
 
 
 # -- what the theorems say ---------------------------------------------------------------------------------------------
