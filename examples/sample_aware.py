@@ -92,9 +92,8 @@ def learn(seed: int, steps: int = 500) -> dict[str, float]:
     return judge(learner, fresh)
 
 
-@torch.no_grad()
 def judge(learner: ma.Learner, patterns: Patterns) -> dict[str, float]:
-    seen = learner.observe(patterns.images, patterns.labels)
+    seen = learner.look(patterns.images, patterns.labels, seed=0)
     moved = seen.transformation.first == INDEX["TranslateX"]
     outputs, destroyed = seen.outputs[moved], patterns.destroyed_by(seen.transformation)[moved]
     # A policy for the whole data set knows only the transformation: the function, and its magnitude in ten steps.
