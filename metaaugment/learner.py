@@ -217,6 +217,7 @@ class Learner:
             buffers=buffers,
             judging=judging,
             evidence=more,
+            version=self._version(),
         )
 
     @property
@@ -262,7 +263,6 @@ class Learner:
             # Under DistributedDataParallel, which averages, each process leaves the whole sum; otherwise its own part.
             whole = g if self.network is not bare(self.network) else own
             seen.gradient = [None if part is None else value for part, value in zip(own, whole, strict=True)]
-            seen.version = self._version()
 
     def weighted_loss(self, seen: Observation) -> Tensor:
         """Eq. 4: Σ V_i L_i with the weights of the policy as it is now; its backward pass trains the task network.
@@ -278,8 +278,8 @@ class Learner:
         if seen.gradient is not None:
             if seen.version != self._version():
                 raise ValueError(
-                    "the network's parameters have changed since policy_backward(), but with lagged=True its gradient "
-                    "is that at the old ones; call weighted_loss() before they change, or use lagged=False"
+                    "the network's parameters have changed since observe(), but with lagged=True the gradient is that "
+                    "at the old ones; call weighted_loss() before they change, or use lagged=False"
                 )
             known = [(w, g) for w, g in zip(self.w.values(), seen.gradient, strict=True) if g is not None]
             value = _Given.apply(value.detach(), [g for _, g in known], *(w for w, _ in known))

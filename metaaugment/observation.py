@@ -26,10 +26,10 @@ class Observation:
     replay: Replay = field(repr=False)
     buffers: Buffers = field(repr=False)  # of the network, from before its pass
     judging: Replay = field(repr=False)  # of the policy, and of its own extractor
-    evidence: tuple[Tensor, ...] = field(default=(), repr=False)  # what else the policy sees
+    evidence: tuple[Tensor, ...] = field(repr=False)  # what else the policy sees
+    version: int = field(repr=False)  # of the network's parameters
     alignment: Float[Tensor, " n"] | None = None  # s, on steps that update the policy
     gradient: list[Tensor | None] | None = field(default=None, repr=False)  # Eq. 2's, where it stands in for Eq. 4's
-    version: int = field(default=0, repr=False)  # of the parameters at which that gradient was taken
 
 
 def check_batch(images: Tensor, labels: Tensor, device: torch.device, what: str) -> None:

@@ -669,7 +669,7 @@ def test_a_lagged_gradient_is_not_that_of_other_parameters() -> None:
     joint.weighted_loss(seen).backward()
     joint.weighted_loss(seen)  # w has not moved
     task.step()
-    with pytest.raises(ValueError, match=r"parameters have changed since policy_backward\(\)"):
+    with pytest.raises(ValueError, match=r"parameters have changed since observe\(\)"):
         joint.weighted_loss(seen)
 
 

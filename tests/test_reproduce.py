@@ -556,11 +556,11 @@ def test_the_course_of_a_run_is_kept_beside_its_result(tmp_path: Path, monkeypat
     assert kept == {figure: [0.333333, 0.333333] for figure in FIGURES[1:]}
 
 
-def test_a_course_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_course_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     """Only a log that cannot be read is done without: a result whose course is lost looks as if it never had one."""
-    stand_in(monkeypatch)
     (job,) = jobs(tmp_path, 1)
     record(job)
+    (job.folder / "result.json").write_text(RESULT)
     (job.folder / LOG).write_text(json.dumps(dict.fromkeys(FIGURES, 0.5)) + "\n")
     job.result.parent.mkdir(parents=True)
     (job.result.parent / "courses").write_text("a file in the place of the folder")

@@ -790,7 +790,7 @@ def test_a_checkpoint_leaves_out_what_the_policy_file_holds(
         with pytest.raises(Interrupted):
             train(tmp_path / "run", policy=file)
     state = sealed.load(tmp_path / "run" / checkpoint.LAST, "checkpoint")
-    assert state["learner"].keys() == {"alpha", "steps", "skipped", "sampler"}
+    assert state["learner"].keys() == {"alpha", "steps", "skipped", "rank", "sampler"}
     _, frozen, extractor = policy.parts()
     assert extractor is not None
     state["learner"] |= {"policy": frozen.state_dict(), "extractor": extractor.state_dict()}
