@@ -39,7 +39,7 @@ from metaaugment.observation import (
 )
 from metaaugment.ops import Space, find_space
 from metaaugment.policy import check_outputs, evidence, is_blind, weigh
-from metaaugment.replay import Buffers, Replay, other_buffers, precisions, seeded, undisturbed
+from metaaugment.replay import Buffers, Replay, capturing, other_buffers, precisions, seeded, undisturbed
 from metaaugment.sampler import Sampler, check_count
 from metaaugment.transformation import Transformation, apply
 
@@ -249,7 +249,7 @@ class Learner:
             )
         own, g = self.inner_gradient(seen, retain_graph=not self.lagged)  # ŵ = w − α g is Eq. 2
         v = self.gradient_ahead(seen, g, images, labels)  # ∇ L_val(ŵ)
-        if "repeatable" not in self._checked and not self._capturing():
+        if "repeatable" not in self._checked and not capturing(self.device):
             self._check_repeatable(seen)
         seen.alignment = self.alignment(seen, v)  # s = J v
         if self.extractor is not None:
@@ -637,13 +637,10 @@ class Learner:
         if norm([logits]) > 0:  # those of a fresh head may be zero, which any pass repeats
             self._checked.add("repeatable")
 
-    def _capturing(self) -> bool:
-        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
     def _finite(self, gradients: Sequence[Tensor]) -> bool:
         finite = total(norm(gradients)).isfinite()  # over all processes, as each may have only a part
         self._skipped += ~finite
-        if self._capturing():
+        if capturing(self.device):
             self._not_finite = (~finite).float()
             return True
         if not (ok := bool(finite)):

@@ -22,6 +22,11 @@ PLAIN = (_BatchNorm.forward, nn.SyncBatchNorm.forward, GlobalBatchNorm.forward)
 captured_states: dict[str, list[torch.Generator]] = {}
 
 
+def capturing(device: torch.device) -> bool:
+    """Whether a step is being captured in a CUDA graph, so that the host must not wait for a value."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 class Replay:
     """What determines a pass besides its inputs, recorded when the pass is first made."""
 
@@ -35,7 +40,7 @@ class Replay:
     @contextmanager
     def first(self) -> Iterator[None]:
         """Make the pass for the first time, as if nothing were recorded."""
-        if self._capturing():
+        if capturing(self.device):
             with self._next_state():
                 yield
             return
@@ -50,7 +55,7 @@ class Replay:
         """Repeat the pass; afterwards the generators go on as if it had not been made."""
         # Without autocast's cache, which would return casts of the parameters from before they were moved.
         with torch.autocast(self.device.type, self.precision, self.autocast, cache_enabled=False):
-            if self._capturing():
+            if capturing(self.device):
                 with self._next_state():
                     yield
                 return
@@ -69,9 +74,6 @@ class Replay:
         if dtype == torch.float32 and self.device.type == "cuda" and torch.backends.cudnn.allow_tf32:
             return 2**-10  # tf32
         return torch.finfo(dtype).eps
-
-    def _capturing(self) -> bool:
-        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     @contextmanager
     def _next_state(self) -> Iterator[None]:
