@@ -4,6 +4,7 @@ A sampler has `sample(n, generator)`, which draws a transformation, and `record`
 It may also have:
 
 - `probabilities`: p_{j,k} [K, K], which the log of a run shows and an exported policy keeps;
+- `figures`: numbers by name, for each row of the log;
 - `tallies`: tensors in which each process counts on its own until `update`; a checkpoint holds the sum over processes;
 - `state_dict`, `load_state_dict`: what a run needs to continue.
 """

@@ -72,6 +72,7 @@ def test_entropy_is_that_of_all_sequences() -> None:
     made = controller()
     logs = made.log_probability(EVERY)
     torch.testing.assert_close((logs.exp() * made.entropy(EVERY)).sum(), -(logs.exp() * logs).sum())
+    assert made.most_entropy == pytest.approx(math.log(len(EVERY)))
 
 
 def test_sequences_are_drawn_by_their_probability() -> None:
@@ -221,6 +222,21 @@ def test_functions_that_raise_the_loss_are_drawn_more_often() -> None:
     shares = planted(AdversarialSampler(), 150, torch.Generator().manual_seed(0))
     assert sum(shares[:15]) / 15 < 0.15
     assert sum(shares[-15:]) / 15 > 0.5
+
+
+def test_the_log_has_the_entropy_of_the_controller() -> None:
+    """1 with equal chances, 0 with one choice at each place, and falling while it learns to prefer Rotate."""
+    sampler = AdversarialSampler()
+    sampler.controller.head.weight.detach().zero_()
+    sampler.controller.head.bias.detach().zero_()
+    assert sampler.figures == {"controller_entropy": pytest.approx(1)}
+    sampler.controller.head.bias.detach()[[0, len(FUNCTIONS)]] = 100.0
+    assert sampler.figures == {"controller_entropy": pytest.approx(0, abs=1e-6)}
+
+    sampler = AdversarialSampler()
+    before = sampler.figures["controller_entropy"]
+    planted(sampler, 150, torch.Generator().manual_seed(0))
+    assert sampler.figures["controller_entropy"] < 0.9 < before < 1
 
 
 def test_an_update_draws_other_policies_into_the_same_memory() -> None:

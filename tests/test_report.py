@@ -438,6 +438,22 @@ def test_curves_say_their_course(tmp_path: Path) -> None:
     assert isinstance(picture.figure, Figure)
 
 
+def test_a_method_has_the_curves_of_what_it_logs(tmp_path: Path) -> None:
+    always = {"train_loss", "val_loss", "val_accuracy"}
+    wanted = {
+        "baseline": always,
+        "metaaugment": always | {"alpha", "effective_samples"},
+        "advaa": always | {"controller_entropy"},
+    }
+    for method in wanted:
+        more = {"controller_entropy": 0.8} if method == "advaa" else {}
+        write_run(tmp_path / method, [row(1, **more), row(2)], method=method)
+    (data,) = Report.of([tmp_path]).data
+    every = [run for group in data.groups for run in group.runs]
+    assert {run.method: {key for key in curves.READINGS if curves.has(run, key)} for run in every} == wanted
+    assert "is 0.8 in epoch 1." in next(p for p in data.pictures if p.name == "controller_entropy").words
+
+
 def test_one_epoch_is_a_whole_number_with_bands(tmp_path: Path) -> None:
     """The bands are those of the quantiles in the row: the outermost from 0.1 to 2."""
     run = runs.read(write_run(tmp_path / "run", 1))

@@ -68,6 +68,13 @@ class AdversarialSampler:
         """What each process counts for itself, until `update` adds it up."""
         return [self.losses]
 
+    @property
+    @torch.no_grad()
+    def figures(self) -> dict[str, float]:
+        """For the log: the controller's entropy, 1 where all policies are equally likely, 0 where it draws but one."""
+        entropy = self.controller.entropy(self.decisions).mean()
+        return {"controller_entropy": float(entropy) / self.controller.most_entropy}
+
     def state_dict(self) -> dict[str, Any]:
         return {
             **self.reinforce.state_dict(),

@@ -74,6 +74,11 @@ class Controller(nn.Module):
         logs = self._log_probabilities(decisions + self.places)
         return -(logs.exp() * logs.masked_fill(~self.allowed, 0.0)).sum((1, 2))
 
+    @property
+    def most_entropy(self) -> float:
+        """That of sequences that are all equally likely."""
+        return float(self.allowed.sum(1).double().log().sum())
+
     def _log_probabilities(self, tokens: Int[Tensor, "n length"]) -> Float[Tensor, "n length choices"]:
         """The log-probability of each choice at each place, given the decisions before it."""
         before = torch.cat([torch.full_like(tokens[:, :1], self._beginning), tokens[:, :-1]], 1)

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from metaaugment.report.comparison import Group
 from metaaugment.report.picture import COLORS, INK, Picture, drawn
 from metaaugment.report.runs import Run
+from metaaugment.training.log import FIGURES
 
 SIZE = (4.4, 2.7)  # inches: two beside each other on a page, one on a phone
 READINGS = {
@@ -25,8 +26,23 @@ READINGS = {
         "Share of a mini-batch that effectively trains the network: 1 where all weights are equal, near 0 where a few "
         "samples have all the weight.",
     ),
+    "controller_entropy": (
+        "Entropy of the adversary",
+        "As a share of the highest: 1 where the controller draws all policies equally often, near 0 where it has "
+        "collapsed to one.",
+    ),
 }  # fmt: skip
-WITH_POLICY = ("alpha", "effective_samples")
+
+
+WITH_POLICY = ("alpha", "effective_samples")  # in every row, but without a policy they say nothing
+SHARES = ("effective_samples", "controller_entropy")
+
+
+def has(run: Run, key: str) -> bool:
+    """Whether there is something to draw of a quantity: some are only in the logs of some methods."""
+    if key in WITH_POLICY and not run.has_policy:
+        return False
+    return bool(run.rows) if key in FIGURES else any(key in row for row in run.rows)
 
 
 @drawn
@@ -52,7 +68,7 @@ def over_epochs(together: Sequence[Group], key: str, legend: bool = True) -> Pic
         axes.yaxis.set_major_formatter("{x:g}")
     if key == "alpha":
         axes.set_ylim(bottom=min(0, *everything) if everything else 0)
-    if key == "effective_samples":
+    if key in SHARES:
         axes.set_ylim(0, 1.04)
     _epoch_axis(axes, [int(epoch) for group in together for run in group.runs for epoch in run.epochs])
     axes.set(title=title)

@@ -140,10 +140,7 @@ class DataPart:
 
     def _pictures(self, legend: bool) -> Iterator[Picture]:
         for key in curves.READINGS:
-            wanted = [
-                [run for run in group.runs if run.rows and (run.has_policy or key not in curves.WITH_POLICY)]
-                for group in self.groups
-            ]
+            wanted = [[run for run in group.runs if curves.has(run, key)] for group in self.groups]
             if any(wanted):
                 # Groups without such runs stay, so that a group has the same color in all pictures.
                 chosen = [Group(group.label, runs) for group, runs in zip(self.groups, wanted, strict=True)]

@@ -184,6 +184,7 @@ class Trainer:
             "skipped": learner.skipped,
             "seconds": self.seconds,
             "images_per_second": self.train.steps * self.train.batch * learner.copies / self.seconds,
+            **getattr(learner.sampler, "figures", {}),
         }
         row: Row = {key: value if math.isfinite(value) else None for key, value in row.items()}
         row |= self._looked(self.epoch + 1)
