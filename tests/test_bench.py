@@ -28,6 +28,7 @@ def test_a_slow_moment_of_the_machine_meets_all_and_changes_no_figure(monkeypatc
 
 
 def test_ops_compares_systems_on_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METAAUGMENT_COMMIT", "abc")
     monkeypatch.setattr(ops, "CASES", {"cpu": [(6, 8)]})
     ops.run(0.02, "cpu", tmp_path / "figures.json")
     record = json.loads((tmp_path / "figures.json").read_text())
@@ -37,6 +38,7 @@ def test_ops_compares_systems_on_the_same_work(tmp_path: Path, monkeypatch: pyte
     for figure in systems.values():
         assert figure["ours_over_it"] == pytest.approx(ours / figure["images_per_second"])
     assert record["machine"]["torch"]
+    assert record["commit"] == "abc"
 
 
 def test_step_compares_routes(tmp_path: Path) -> None:

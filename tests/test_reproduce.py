@@ -1085,6 +1085,14 @@ def test_every_speed_of_the_report_is_in_its_file() -> None:
     assert [(line[4], line[5]) for line in told] == bare
 
 
+def test_speeds_are_told_with_their_commit_if_it_is_known(tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    known = {"machine": {"hardware": "a", "torch": "b"}, "epochs": 5, "figures": []}
+    for record, title in ((known, "(a, torch b)"), (known | {"commit": "0123456789+"}, "(a, torch b, commit 0123456)")):
+        (tmp_path / "bench" / "training-x.json").write_text(json.dumps(record))
+        assert f"## Speed of training {title}\n" in results.markdown(tmp_path)
+
+
 def test_a_file_of_speeds_that_is_damaged_is_named(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     file = tmp_path / "bench" / "training-cpu.json"

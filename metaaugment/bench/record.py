@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from metaaugment.training.folder import write_json
-from metaaugment.training.machine import machine
+from metaaugment.training.machine import commit, machine
 
 ROUNDS = 7
 Name = TypeVar("Name")
@@ -48,10 +48,10 @@ def check_new(file: Path | None) -> None:
 
 
 def write(file: Path | None, device: str, figures: Sequence[Any], **more: object) -> None:
-    """Figures with what they were measured on, as JSON, if a file is named."""
+    """Figures, with the machine and the commit that they were measured on, as JSON, if a file is named."""
     if file is None:
         return
-    record = {"machine": machine(device), **more, "figures": [asdict(figure) for figure in figures]}
+    record = {"machine": machine(device), "commit": commit(), **more, "figures": [asdict(figure) for figure in figures]}
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, record)
     print(f"written to {file}")

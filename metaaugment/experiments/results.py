@@ -190,6 +190,8 @@ def _speeds(folder: Path) -> list[str]:
             ]
             table = _lines(("", "", "images/s", "× baseline", "× bare steps", "epoch × bare steps"), rows)
             machine = f"{measured['machine']['hardware']}, torch {measured['machine']['torch']}"
+            if (at := measured.get("commit")) is not None:  # the first benches did not record it
+                machine += f", commit {at:.7}"
             epochs = f"{measured['epochs']:d}"
         except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
             raise ValueError(
