@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import metaaugment as ma
-from metaaugment.ops import find_space
+from metaaugment.ops import INDEX, find_space
 from metaaugment.report import figures
 from metaaugment.source import Source
 
@@ -39,7 +39,10 @@ def test_the_demo_prints_a_table_and_draws_two_pictures(tmp_path: Path) -> None:
 
 def test_a_transformation_in_words() -> None:
     t = ma.Transformation(*torch.tensor([[2], [13]]), torch.tensor([[5.0, 0.0]]), torch.tensor([[-1, 1]]))
-    assert figures.describe(t, "metaaugment", 32) == ["Rotate -15", "Identity"]
+    assert figures.describe(t, "metaaugment", 32, 32) == ["Rotate -15", "Identity"]
+    along = [INDEX[name] for name in ("TranslateX", "TranslateY")]
+    t = ma.Transformation(*torch.tensor(along)[:, None], torch.full((1, 2), 10.0), torch.ones(1, 2))
+    assert figures.describe(t, "metaaugment", 32, 64) == ["TranslateX 20", "TranslateY 10"]
 
 
 def test_photos_have_the_sides_and_channels_that_a_policy_was_learned_on(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def weighted_samples(
         for axis, place in zip(half.subplots(2, columns).flat, part[: 2 * columns].tolist(), strict=True):
             show(axis, images[place])
             weight = float(weights[place]) * len(weights)
-            words = "\n".join(describe(transformation[place], space, images.shape[-1]))
+            words = "\n".join(describe(transformation[place], space, *images.shape[-2:]))
             axis.set_title(f"{weight:.2f}\n{words}", fontsize=6.5)
     return figure
 
@@ -85,19 +85,19 @@ def copies(
             show(axis, picture)
         row[0].set_title("original", fontsize=6.5)
         for place, axis in enumerate(row[1:]):
-            words = "\n".join(describe(t[place], policy.space, image.shape[-1]))
+            words = "\n".join(describe(t[place], policy.space, *image.shape[-2:]))
             axis.set_title(f"{float(weights[place]):.2f}\n{words}", fontsize=6.5)
     return figure
 
 
-def describe(transformation: Transformation, space: str | Space, size: int) -> Sequence[str]:
+def describe(transformation: Transformation, space: str | Space, height: int, width: int) -> Sequence[str]:
     """The two functions of one transformation in words: "Rotate 12", with the argument the space gives."""
     space = find_space(space)
     lines = []
     for place, index in enumerate((transformation.first, transformation.second)):
         op = OPS[int(index)]
         magnitude, sign = transformation.magnitudes[:, place].double(), transformation.signs[:, place]
-        argument = space.arguments(index, magnitude, sign, size, size)
+        argument = space.arguments(index, magnitude, sign, height, width)
         lines.append(f"{op.name} {float(argument[0]):.3g}" if op.magnitude else op.name)
     return lines
 

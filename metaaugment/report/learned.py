@@ -170,7 +170,7 @@ def shown(seen: Seen) -> dict[str, list[int]]:
 def sample_words(seen: Seen, place: int, size: int) -> str:
     """What was done to a sample, and the weight and loss that it got."""
     sample = seen.pictures.sample[place]
-    first, second = figures.describe(seen.transformation[sample], seen.space, size)
+    first, second = figures.describe(seen.transformation[sample], seen.space, size, size)
     return (
         f"{seen.name(int(seen.label[sample]))}, {first}, then {second}: weight {seen.weight[sample]:.2f}, "
         f"loss {seen.loss[sample]:.2g}"
@@ -229,5 +229,5 @@ def _contrast_title(seen: Seen, place: int, what: str, size: int) -> str:
         return (
             f"{shortened(seen.name(seen.pictures.negative_labels[place]))}\n{seen.pictures.similarity[place]:.2f} alike"
         )
-    first, second = figures.describe(seen.transformation[sample], seen.space, size)
+    first, second = figures.describe(seen.transformation[sample], seen.space, size, size)
     return f"{first}\n{second}\nw {seen.weight[sample]:.2f}, l {seen.loss[sample]:.2g}"

@@ -259,7 +259,7 @@ def check_out(file: Path) -> None:
 def _sample(seen: Seen, place: int, size: int) -> dict[str, Any]:
     shown = seen.pictures
     sample = shown.sample[place]
-    first, second = describe(seen.transformation[sample], seen.space, size)
+    first, second = describe(seen.transformation[sample], seen.space, size, size)
     card = {
         "image": data_address(shown.images[place]),
         "original": data_address(shown.originals[place]),
