@@ -29,6 +29,7 @@ from metaaugment.experiments import results, run
 from metaaugment.experiments.flags import flags
 from metaaugment.experiments.jobs import Job, Search, Where, Work
 from metaaugment.experiments.methods import METHODS
+from metaaugment.experiments.methods import copies as entry_copies
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
@@ -80,6 +81,11 @@ def test_every_entry_is_a_recipe_that_the_command_line_understands(
         ("cifar10-wrn-28-10", "advaa", "98.10"), ("cifar10-wrn-40-2", "faa", "96.4"),
         ("cifar100-wrn-28-10", "pba", "83.27"), ("cifar100-wrn-40-2", "metaaugment", "80.60 ± 0.16"),
         ("cifar10-wrn-40-2", "transfer-wrn-28-10", "96.82 ± 0.10"), ("imagenet-resnet-50", "baseline", "76.3"),
+        ("cifar10-shake-shake-26-2x96d", "transfer-wrn-28-10", "98.29 ± 0.03"),
+        ("cifar10-shake-shake-26-2x112d", "advaa", "98.22"), ("cifar10-pyramidnet", "pba", "98.54"),
+        ("cifar100-shake-shake-26-2x96d", "dada", "84.7"), ("cifar100-pyramidnet", "baseline", "86.0"),
+        ("cifar10-wrn-28-10-mt", "metaaugment", "98.26 ± 0.02"), ("cifar100-wrn-28-10-mt", "advaa", "84.51"),
+        ("imagenet-resnet-200", "transfer-resnet-50", "81.43 ± 0.08"), ("imagenet-resnet-50", "pba-cifar", ""),
     ],
 )  # fmt: skip
 def test_the_papers_figures(row: str, entry: str, figure: str) -> None:
@@ -90,6 +96,24 @@ def test_a_policy_published_for_other_data_has_no_figure_of_the_papers() -> None
     names = {entry.name: entry.paper for entry in ROWS["omniglot-wrn-40-2"].entries}
     assert names["faa-svhn"] == names["pba-svhn"] == ""
     assert names["faa"] == "88.72"  # of a search
+
+
+def test_every_recipe_of_the_paper_is_a_row() -> None:
+    assert set(ROWS) == set(RECIPES) - {"folder"}
+    assert {row.recipe for row in find_rows(("table-1", "table-2", "table-3", "table-4"))} == set(ROWS) - {"digits"}
+
+
+def test_adversarial_autoaugment_has_eight_policies_in_every_row() -> None:
+    found = [entry_copies(row.run(e, 0, None, None)) for row, e in ENTRIES if e.changes["method"] == "advaa"]
+    assert found == [8] * len(ROWS)
+
+
+def test_beside_a_figure_of_the_papers_the_policy_is_learned_as_in_the_paper() -> None:
+    for _, entry in ENTRIES:
+        if entry.under is not None and entry.paper:
+            row, name = entry.under
+            (source,) = (other for other in ROWS[row].entries if other.name == name)
+            assert source.changes == {"method": "metaaugment"}
 
 
 def test_every_method_is_in_every_row() -> None:
