@@ -145,6 +145,16 @@ def test_the_view_of_a_file_depends_on_seed_epoch_and_file_alone(files: ImageFil
         assert not any(torch.equal(views[place], fives[place]) for place in fives)
 
 
+def test_middles_are_what_evaluation_sees(files: ImageFiles) -> None:
+    middles = by_place(take(Batches(files, BATCH, 3, CPU, middles=True), 3))
+    for images, labels in once(files, CPU):
+        assert all(torch.equal(image, middles[place]) for image, place in zip(images, labels.tolist(), strict=True)
+                   if place in middles)  # fmt: skip
+    parts = by_place(take(shuffled(files), 3))
+    assert middles.keys() == parts.keys(), "in the same order"
+    assert not any(torch.equal(middles[place], parts[place]) for place in parts)
+
+
 def test_training_views_are_uint8_of_the_size(files: ImageFiles) -> None:
     images, labels = take(shuffled(files), 1)[0]
     assert (images.shape, images.dtype, labels.dtype) == ((BATCH, 3, 16, 16), torch.uint8, torch.int64)

@@ -23,6 +23,7 @@ import metaaugment as ma
 from metaaugment import OPS, sealed
 from metaaugment.baselines import published
 from metaaugment.data import omniglot
+from metaaugment.data.files import ImageFiles
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.training import progress
@@ -113,6 +114,24 @@ def test_images_of_ones_own(tmp_path: Path) -> None:
     assert program("train", "folder", "--data", root, *FOLDER, "--out", tmp_path / "run") == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert [result["data"][name] for name in ("train", "val", "test")] == [42, 6, 12]
+
+
+def test_the_policy_learns_from_validation_images_as_evaluation_sees_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from random parts of them, as training images are seen."""
+    root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20, "owl": 20}, side=48)
+    backward, learned_from = ma.Learner.policy_backward, set[bytes]()
+
+    def watched(learner: ma.Learner, seen: ma.Observation, images: torch.Tensor, labels: torch.Tensor) -> None:
+        learned_from.update(image.numpy().tobytes() for image in images)
+        backward(learner, seen, images, labels)
+
+    monkeypatch.setattr(ma.Learner, "policy_backward", watched)
+    assert program("train", "folder", "--data", root, *FOLDER, "--out", tmp_path / "run") == 0
+    val = ma.dataset("folder", root, size=32).val
+    assert isinstance(val, ImageFiles)
+    assert learned_from == {val.image(place).numpy().tobytes() for place in range(len(val))}
 
 
 def test_worker_processes_change_nothing(tmp_path: Path) -> None:

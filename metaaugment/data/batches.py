@@ -92,13 +92,23 @@ class Batches:
 
     With several processes, each gets its own part of every mini-batch; `batch` counts the images of all of them.
 
-    A split in memory should lie on the device. The random crop of a file depends on the seed, the epoch and the file
-    alone, so that neither the number of workers nor an interruption changes anything.
+    A split in memory should lie on the device. Files give random parts of their images, or with `middles` what
+    evaluation sees. A random part depends on the seed, the epoch and the file alone, so that neither the number of
+    workers nor an interruption changes anything.
     """
 
-    def __init__(self, split: Split, batch: int, seed: int, device: torch.device, reader: Reader | None = None) -> None:
+    def __init__(
+        self,
+        split: Split,
+        batch: int,
+        seed: int,
+        device: torch.device,
+        reader: Reader | None = None,
+        *,
+        middles: bool = False,
+    ) -> None:
         self.split, self.batch, self.seed, self.device = split, batch, seed, device
-        self.reader = reader or Reader()
+        self.reader, self.middles = reader or Reader(), middles
 
     @property
     def steps(self) -> int:
@@ -124,7 +134,7 @@ class Batches:
     def since(self, step: int) -> Generator[Batch]:
         """The batches from a step on, counted over all epochs from 0."""
         if isinstance(self.split, ImageFiles):
-            views = _TrainingViews(self.split, self.seed)
+            views = _Views(self.split, None if self.middles else self.seed)
             yield from self.reader.batches(views, self._named(step), self.device, full=True)
         else:
             for epoch in itertools.count(step // self.steps):
@@ -152,7 +162,8 @@ def once(split: Split, device: torch.device, reader: Reader | None = None, batch
     batch = batch or max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // math.prod(split.sides)))
     places = (range(start, min(start + batch, len(split))) for start in range(0, len(split), batch))
     if isinstance(split, ImageFiles):
-        yield from (reader or Reader()).batches(_EvaluationViews(split), places, device)
+        names = ([(0, place) for place in part] for part in places)
+        yield from (reader or Reader()).batches(_Views(split, None), names, device)
     else:
         for part in places:
             yield split.images[part.start : part.stop].to(device), split.labels[part.start : part.stop].to(device)
@@ -208,21 +219,17 @@ def _stacked(views: list[View], full: bool = False) -> tuple[Batch | tuple[()], 
 _stacked_in_full = partial(_stacked, full=True)
 
 
-class _EvaluationViews:
-    def __init__(self, split: ImageFiles) -> None:
-        self.split = split
+class _Views:
+    """Files by epoch and place: with a seed, another random part in each epoch; without one, the middle."""
 
-    def __getitem__(self, place: int) -> View:
-        return _or_problem(lambda: self.split[place])
-
-
-class _TrainingViews:
-    def __init__(self, split: ImageFiles, seed: int) -> None:
+    def __init__(self, split: ImageFiles, seed: int | None) -> None:
         self.split, self.seed = split, seed
 
     def __getitem__(self, name: tuple[int, int]) -> View:
         epoch, place = name
-        generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch, place))
+        generator = None
+        if self.seed is not None:
+            generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch, place))
         return _or_problem(lambda: (self.split.image(place, generator), int(self.split.labels[place])))
 
 

@@ -171,7 +171,7 @@ def trainer(
     batches = Batches(on_device(data.train, device), recipe.batch, derived_seed(recipe.seed, ORDER), device, reader)
     validation = Batches(
         on_device(data.val, device), min(recipe.policy_batch, len(data.val)),
-        derived_seed(recipe.seed, VALIDATION_ORDER), device, for_policy,
+        derived_seed(recipe.seed, VALIDATION_ORDER), device, for_policy, middles=True,
     )  # fmt: skip
     looked_at = Batches(batches.split, recipe.batch, derived_seed(recipe.seed, LOOKS), device, Reader(0, reader.skip))
     digits = place.precision or ("bf16" if device.type == "cuda" else "float32")
