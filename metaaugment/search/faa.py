@@ -9,9 +9,10 @@ As in the released code, a fold is one of five stratified shuffles that hold out
 two functions, TPE works as in HyperOpt (20 random trials first, each number modelled on its own), and of sub-policies
 with the same functions in one policy the first is kept. Each image is drawn five times, and the smallest of its five
 losses counts: with one draw, as in the equation itself, the best policies do next to nothing. (The code computes this
-loss and the accuracy of the best of the five, and ranks by the accuracy, which is coarse on few images.) As in this
-paper's Omniglot experiment, which used that code, the search uses all training images, the task network and the 14
-functions of MetaAugment; levels are Fast AutoAugment's own, in [0, 1].
+loss and the accuracy of the best of the five, and ranks by the accuracy, which is coarse on few images.) As in
+MetaAugment's Omniglot experiment, which used that code, the search uses all images that networks train on (there the
+validation images as well), the task network and the 14 functions of MetaAugment; levels are Fast AutoAugment's own, in
+[0, 1].
 
 The recipe's flip, crop and Cutout are not part of T, and D_A is judged without them: θ has been trained with flip and
 crop, so they would only add noise to all policies alike, and Cutout comes after the policy when a network is trained

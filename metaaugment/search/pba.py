@@ -100,7 +100,9 @@ def _check(state: Mapping[str, Any], functions: Functions, trials: int, generati
 
 
 def trial(recipe: Recipe) -> Recipe:
-    """The recipe of a trial: few images, WRN-40-2 and 200 epochs, as in PBA on CIFAR and in the paper on Omniglot.
+    """The recipe of a trial: few images, and WRN-40-2, as in PBA on CIFAR and in MetaAugment's paper on Omniglot.
+
+    Its 200 epochs are PBA's on CIFAR; for Omniglot the paper does not say.
 
     Other data sets keep the recipe's own network and epochs.
     """
