@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from metaaugment.distributed import gathered, world_size
 
-PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+KNOWN_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class GlobalBatchNorm(_BatchNorm):
@@ -69,7 +69,7 @@ def with_global_statistics(network: nn.Module) -> nn.Module:
     made: dict[nn.Module, nn.Module] = {}
     for path, module in network.named_modules():
         if isinstance(module, _BatchNorm) and not isinstance(module, GlobalBatchNorm | nn.SyncBatchNorm):
-            if type(module) not in PLAIN:
+            if type(module) not in KNOWN_KINDS:
                 raise ValueError(
                     f"layer {path!r} is a {type(module).__name__}, whose statistics cannot be summed over all "
                     "processes; use a torch.nn.BatchNorm, or leave its statistics to each process"

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from metaaugment import replay
-from metaaugment.learner import Batch, Learner, next_batch
-from metaaugment.observation import Observation, short
+from metaaugment.checks import Batch, next_batch, short
+from metaaugment.learner import Learner
+from metaaugment.observation import Observation
 
 # Steps of each kind that first run uncaptured: optimizers create their state, cuDNN and Triton choose and compile.
 WARM_UP = 3
@@ -106,7 +107,7 @@ class CapturedStep:
             if collects:
                 gc.enable()
             replay.captured_states.clear()
-            learner.steps, learner._not_finite = steps, None
+            learner.steps, learner.guard.found = steps, None
         return graph, static, seen
 
     def _step(self, images: Tensor, labels: Tensor, *validation: Tensor) -> Observation:

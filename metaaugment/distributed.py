@@ -139,6 +139,17 @@ def bare(network: nn.Module) -> nn.Module:
     return inner.module if isinstance(inner, DistributedDataParallel) else network
 
 
+def is_compiled(network: nn.Module) -> bool:
+    """Whether it is wrapped by torch.compile, outside of DistributedDataParallel or inside."""
+    return hasattr(network, "_orig_mod") or hasattr(bare(network), "_orig_mod")
+
+
+def plain(network: nn.Module) -> nn.Module:
+    """The network as its author wrote it, without wrappers for several processes or compilation."""
+    network = bare(network)
+    return getattr(network, "_orig_mod", network)
+
+
 def agree(tensors: Sequence[Tensor]) -> None:
     """In-place broadcast from rank 0, as DistributedDataParallel does for the network."""
     if world_size() > 1:

@@ -7,8 +7,8 @@ of the vector of sample losses at w:
     Eq. 3    s = J v   with   v = ∇ L_val(ŵ)
 
 and −α Σ V_i(θ) s_i, with s held fixed, has the exact gradient of L_val(ŵ(θ, α)) in θ and α. The *alignment* s_i is the
-inner product of ∇L_i(w) and ∇L_val(ŵ). As V is normalized, a sample gains weight if its gradient agrees with that of the
-validation loss more than the others' do.
+inner product of ∇L_i(w) and ∇L_val(ŵ). As V is normalized, a sample gains weight if its gradient agrees with that of
+the validation loss more than the others' do.
 
 Three routes lead to s, each a function of the same arguments. `difference` is the fast one, `forward` the exact one,
 and `unrolled` the slow and obvious one that the others are tested against.

@@ -1,9 +1,9 @@
 """Algorithm 1: task network, sampler, policy and its extractor, put together for any training loop."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -12,9 +12,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from metaaugment.distributed import add_up, agree, bare, drawn, rank, share, total, world_size
+from metaaugment import checks
+from metaaugment.checks import Batch, check_batch, next_batch, short
+from metaaugment.distributed import add_up, agree, bare, drawn, is_compiled, rank, share, total, world_size
 from metaaugment.embedding import embed
 from metaaugment.features import Features
+from metaaugment.finite import FiniteGuard
 from metaaugment.hypergradient import (
     ROUTES,
     Pass,
@@ -28,24 +31,14 @@ from metaaugment.hypergradient import (
     refuse_reentrant,
     weighted_gradient,
 )
-from metaaugment.observation import (
-    Observation,
-    check_batch,
-    check_highest,
-    check_labels,
-    check_logits,
-    check_losses,
-    short,
-)
+from metaaugment.observation import Observation
 from metaaugment.ops import Space, find_space
-from metaaugment.policy import check_outputs, evidence, is_blind, weigh
-from metaaugment.replay import Buffers, Replay, capturing, other_buffers, precisions, seeded, undisturbed
+from metaaugment.policy import check_outputs, evidence, is_blind, normalizes, objective_of, weigh
+from metaaugment.replay import Replay, capturing, copied_buffers, precisions, seeded, undisturbed, unwritten
 from metaaugment.sampler import Sampler, check_count
 from metaaugment.transformation import Transformation, apply
 
-Batch = tuple[Tensor, Tensor]
 PARTS = ("policy", "extractor", "sampler")
-STARTS_OVER = "one iterator that starts over at its end: itertools.chain.from_iterable(itertools.repeat(loader))"
 
 
 class Learner:
@@ -110,13 +103,13 @@ class Learner:
     ) -> None:
         if route not in ROUTES:
             raise ValueError(f"unknown route {route!r}; choose one of {', '.join(ROUTES)}")
-        for name, value in (("every", every), ("copies", copies), ("part", 1 if part is None else part)):
+        for name, value in {"every": every, "copies": copies, **({} if part is None else {"part": part})}.items():
             check_count(name, value)
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha is {alpha:g}; it must be finite, and 0 or above")
         if getattr(network, "static_graph", False):
             raise ValueError("DistributedDataParallel's static_graph=True allows one backward pass per step; drop it")
-        _check_kinds(network, sampler, policy)
+        checks.check_kinds(network, sampler, policy)
         self.network = network
         self.w = self._trained()
         like = next(iter(self.w.values()))
@@ -140,14 +133,10 @@ class Learner:
         single = torch.promote_types(self.dtype, torch.float32)  # in half precision small steps are rounded away
         self.alpha = nn.Parameter(torch.tensor(alpha, dtype=single, device=self.device))
         self.steps = 0
-        # While a step is captured, the host cannot check whether gradients are finite. This tensor, 1 if the last ones
-        # were not, is read by the fused optimizer on the device.
-        self._not_finite: Tensor | None = None
-        self._void = False  # whether the gradient that the last backward pass left was not finite
-        self._skipped = torch.zeros((), dtype=torch.long, device=like.device)
+        self.guard = FiniteGuard(self.device)
         self._checked: set[str] = set()
         self._coarsest = max((w.dtype for w in self.w.values()), key=lambda dtype: torch.finfo(dtype).eps)
-        self._check_parts()
+        checks.check_parts(self.w, policy, extractor, self.loss, lagged, self.alpha.dtype)
         agree([*self.policy_parameters(), *self.policy.buffers()])
 
     # -- what a loop calls ------------------------------------------------------------------------------------------
@@ -155,7 +144,7 @@ class Learner:
     def observe(self, images: Tensor, labels: Tensor) -> Observation:
         """Algorithm 1, lines 4 and 5: draw transformations, augment, and compute losses and weights."""
         self._clamp_alpha()
-        self._void = False
+        self.guard.begin()
         seen = self._see(images, labels)
         self.sampler.record(seen.transformation, seen.outputs.detach(), seen.losses.detach())
         self.steps += 1
@@ -189,7 +178,8 @@ class Learner:
             images = apply(images, t, self.space, self.fill)
             images = self.after(images) if self.after else images
             inputs = self.prepare(images)
-        replay, judging, buffers = Replay(self.device), Replay(self.device, "policy"), self._buffers()
+        replay, judging = Replay(self.device), Replay(self.device, "policy")
+        buffers = copied_buffers(bare(self.network))
         refuse_cached_weights()
         with replay.first(), self.features.watched(), self._precision_noted(replay), self._frozen_unwritten():
             before = inputs._version
@@ -257,7 +247,7 @@ class Learner:
         learned = self.policy_parameters()
         gradients = filled(torch.autograd.grad(self._outer_loss(seen), learned, allow_unused=True), learned)
         add_up(gradients)
-        if self._finite(gradients):
+        if self.guard.passes(gradients):
             accumulate(learned, gradients)
         if self.lagged:
             # Under DistributedDataParallel, which averages, each process leaves the whole sum; otherwise its own part.
@@ -288,7 +278,7 @@ class Learner:
             value = value * world_size()
         # Under float16, torch's GradScaler skips non-finite steps itself, and must see them to lower its scale.
         if value.requires_grad and not (seen.replay.autocast and seen.replay.precision == torch.float16):
-            value.register_hook(lambda _: self._guard_after_backward())
+            self.guard.watch(value, list(self.w.values()))
         return value
 
     def inner_gradient(self, seen: Observation, retain_graph: bool) -> tuple[list[Tensor | None], list[Tensor]]:
@@ -342,10 +332,10 @@ class Learner:
         seen = self.observe(images, labels)  # Algorithm 1, lines 4 and 5
         if due and policy_optimizer is not None and validation_batches is not None:
             self.policy_backward(seen, *next_batch(validation_batches))  # lines 6 and 7
-            self._update(policy_optimizer)  # line 8
+            self.guard.step(policy_optimizer)  # line 8
         self.weighted_loss(seen).backward()  # line 9
         self.add_up_gradients()
-        self._update(task_optimizer)
+        self.guard.step(task_optimizer)
         return seen
 
     def add_up_gradients(self) -> None:
@@ -364,7 +354,7 @@ class Learner:
     @property
     def skipped(self) -> int:
         """How many gradients were not finite and had no effect."""
-        return int(self._skipped)
+        return int(self.guard.count)
 
     def state_dict(self) -> dict[str, Any]:
         """All that `load_state_dict` needs; the task network, optimizers and generators have states of their own.
@@ -372,7 +362,7 @@ class Learner:
         A part with `kept_elsewhere = True`, such as one from a policy file, is left out: build the learner with it.
         With several processes, save after `sampler.update()`: until then each one counts outputs of its own.
         """
-        state = {"alpha": self.alpha.detach(), "steps": self.steps, "skipped": self._skipped, "rank": rank()}
+        state = {"alpha": self.alpha.detach(), "steps": self.steps, "skipped": self.guard.count, "rank": rank()}
         return state | {name: part.state_dict() for name, part in self._kept().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -389,14 +379,20 @@ class Learner:
                     f"the {one} has a stateful {name}, but the {other} has none; build the learner with the same parts "
                     "as the saved one"
                 )
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
+        before = {name: deepcopy(part.state_dict()) for name, part in parts.items()}
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+        except Exception:  # one part's state is refused: the others keep theirs, too
+            for name, part in parts.items():
+                part.load_state_dict(before[name])
+            raise
         if rank() != state.get("rank", 0):
             for tally in getattr(self.sampler, "tallies", ()):  # those are another process's, and count once
                 tally.zero_()
         with torch.no_grad():
             self.alpha.copy_(state["alpha"])
-            self._skipped.copy_(state["skipped"])
+            self.guard.count.copy_(state["skipped"])
         self.steps = int(state["steps"])
 
     def _kept(self) -> dict[str, Any]:
@@ -411,22 +407,10 @@ class Learner:
         """α is a step size: an optimizer may take it below 0, but no update uses it there."""
         self.alpha.clamp_(min=0)
 
-    def _update(self, optimizer: Optimizer) -> None:
-        found, self._not_finite = self._not_finite, None
-        if found is not None:
-            optimizer.found_inf = found  # type: ignore[attr-defined]
-        try:
-            if not self._void:
-                optimizer.step()
-        finally:
-            if found is not None:
-                optimizer.found_inf = None  # type: ignore[attr-defined]
-        optimizer.zero_grad()
-
     def _outer_loss(self, seen: Observation) -> Tensor:
         """The loss that θ and α are learned by, given the alignment."""
         assert seen.alignment is not None
-        objective = getattr(self.policy, "objective", None)
+        objective = objective_of(self.policy)
         if objective is None:
             return outer_loss(self.alpha, seen.weights, seen.alignment)
         return outer_loss(self.alpha, seen.weights.detach(), seen.alignment) + objective(seen.outputs, seen.alignment)
@@ -440,7 +424,7 @@ class Learner:
                 raise ValueError(
                     f"the policy gives {tuple(outputs.shape)} for {len(t)} samples; it must give one number each"
                 )
-            if not hasattr(self.policy, "normalize") and self._to_check("outputs"):
+            if not normalizes(self.policy) and self._to_check("outputs"):
                 check_outputs(outputs)
                 self._checked.add("outputs")
             return outputs, weigh(self.policy, outputs)
@@ -513,20 +497,9 @@ class Learner:
 
     @contextmanager
     def _frozen_unwritten(self) -> Iterator[None]:
-        """In the first pass, see that the network does not write parameters itself: the extra passes would, too, while
-        they leave buffers as they were."""
-        if "frozen" in self._checked:
+        """In the first pass, see that the network does not write parameters itself."""
+        with nullcontext() if "frozen" in self._checked else unwritten(bare(self.network)):
             yield
-            return
-        parameters = bare(self.network).named_parameters()
-        frozen = [(name, p, p._version) for name, p in parameters if not p.requires_grad and not p.is_inference()]
-        yield
-        for name, parameter, version in frozen:
-            if parameter._version != version:
-                raise ValueError(
-                    f"the network's pass changes parameter {name!r}, which has no gradient; make it a buffer, which "
-                    "the extra passes leave as it is"
-                )
         self._checked.add("frozen")
 
     @contextmanager
@@ -535,7 +508,7 @@ class Learner:
 
         A compiled network cannot be inspected.
         """
-        if "precision" in self._checked or replay.autocast or hasattr(self.network, "_orig_mod"):
+        if "precision" in self._checked or replay.autocast or is_compiled(self.network):
             yield
             return
         with precisions(bare(self.network)) as found:
@@ -543,18 +516,13 @@ class Learner:
         self._coarsest = max(found, key=lambda dtype: torch.finfo(dtype).eps)
         self._checked.add("precision")
 
-    def _buffers(self) -> Buffers:
-        """Copies of the buffers that a pass may read and write; a repeated pass starts from them."""
-        kept = other_buffers(bare(self.network))
-        return {m: {n: b if b is None else b.clone() for n, b in buffers.items()} for m, buffers in kept.items()}
-
     def _losses(self, logits: Tensor, labels: Tensor, what: str) -> Tensor:
         if self._to_check(what):
-            check_logits(logits)
-            (check_labels if self.loss is cross_entropy else check_highest)(logits, labels, what)
+            checks.check_logits(logits)
+            (checks.check_labels if self.loss is cross_entropy else checks.check_highest)(logits, labels, what)
             self._checked.add(what)
         losses = self.loss(logits, labels)
-        check_losses(losses, labels, what)
+        checks.check_losses(losses, labels, what)
         return losses
 
     def _default_generator(self) -> torch.Generator | None:
@@ -587,37 +555,10 @@ class Learner:
         return self.device.type != "cuda" or what not in self._checked
 
     def check_optimizers(self, task: Optimizer, policy: Optimizer | None) -> None:
-        """Refuse optimizers in the wrong order. Parameters of neither side, such as master copies, decide nothing."""
+        """Refuse optimizers in the wrong order."""
         own = [] if self.extractor is None else self.extractor.parameters()
-        w = {id(parameter) for parameter in bare(self.network).parameters()}
-        theta = {id(parameter) for parameter in (*self.policy.parameters(), *own, self.alpha)}
-        for name, optimizer, mine, others in (("task", task, w, theta), ("policy", policy, theta, w)):
-            groups = getattr(optimizer, "param_groups", ())
-            has = {id(parameter) for group in groups for parameter in group["params"]}
-            if has & others and not has & mine:
-                raise ValueError(
-                    f"the {name} optimizer has the other one's parameters; give the task network's optimizer first, "
-                    "then the one for learner.policy_parameters()"
-                )
-
-    def _check_parts(self) -> None:
-        theirs = next((p.dtype for p in self.policy.parameters() if p.requires_grad), self.alpha.dtype)
-        if theirs != self.alpha.dtype:
-            raise ValueError(
-                f"the policy's parameters are {theirs}; for a network of {self.dtype} they must be {self.alpha.dtype}: "
-                f"convert the policy with .to({self.alpha.dtype})"
-            )
-        shared = set() if self.extractor is None else set(self.extractor.parameters()) & set(self.w.values())
-        if shared:
-            raise ValueError(
-                f"the extractor shares {len(shared)} parameters with the task network, which would be learned twice; "
-                "leave out extractor= to see through the task network, or give a copy of it"
-            )
-        own = isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters())
-        if own and self.lagged:
-            raise ValueError(
-                "the loss has parameters of its own, which get no gradient with lagged=True; use lagged=False"
-            )
+        theta = (*self.policy.parameters(), *own, self.alpha)
+        checks.check_optimizers(task, policy, bare(self.network).parameters(), theta)
 
     @torch.no_grad()
     def _check_repeatable(self, seen: Observation) -> None:
@@ -637,58 +578,9 @@ class Learner:
         if norm([logits]) > 0:  # those of a fresh head may be zero, which any pass repeats
             self._checked.add("repeatable")
 
-    def _finite(self, gradients: Sequence[Tensor]) -> bool:
-        finite = total(norm(gradients)).isfinite()  # over all processes, as each may have only a part
-        self._skipped += ~finite
-        if capturing(self.device):
-            self._not_finite = (~finite).float()
-            return True
-        if not (ok := bool(finite)):
-            warnings.warn(
-                "a gradient is not finite and has no effect; learner.skipped counts them",  # a fixed text: shown once
-                stacklevel=3,
-            )
-        return ok
-
-    def _guard_after_backward(self) -> None:
-        """Check the gradients of w once the backward pass, DistributedDataParallel's part included, is over."""
-        engine = torch.autograd.Variable._execution_engine
-
-        def guard() -> None:
-            gradients = [w.grad for w in self.w.values() if w.grad is not None]
-            if gradients and not self._finite(gradients):
-                torch._foreach_zero_(gradients)
-                self._void = True
-
-        engine.queue_callback(lambda: engine.queue_callback(guard))
-
-
-def _check_kinds(network: object, sampler: object, policy: object) -> None:
-    for name, module in (("network", network), ("policy", policy)):
-        if not isinstance(module, nn.Module):
-            raise ValueError(f"the {name} is a {type(module).__name__}; it must be a torch.nn.Module")
-    if isinstance(sampler, type) or not hasattr(sampler, "sample"):
-        what = f"the class {sampler.__name__}" if isinstance(sampler, type) else f"a {type(sampler).__name__}"
-        raise ValueError(f"the sampler is {what}; give an object that draws, such as TransformationSampler()")
-
 
 def _kept_elsewhere(part: object) -> bool:
     return getattr(part, "kept_elsewhere", False)
-
-
-def next_batch(batches: Iterator[Batch]) -> Batch:
-    """The next of the validation batches given to `step`."""
-    if not isinstance(batches, Iterator):
-        raise ValueError(f"validation_batches is a {type(batches).__name__}; give {STARTS_OVER}")
-    try:
-        batch = next(batches)
-    except StopIteration:
-        raise ValueError(f"the validation batches have run out; give {STARTS_OVER}") from None
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        length = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-        raise ValueError(f"a validation batch is a {type(batch).__name__}{length}; it must be (images, labels)")
-    images, labels = batch
-    return images, labels
 
 
 def accumulate(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:

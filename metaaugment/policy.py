@@ -244,6 +244,16 @@ def is_equal(policy: nn.Module) -> bool:
     return getattr(policy, "equal", False)
 
 
+def normalizes(policy: nn.Module) -> bool:
+    """Whether it has its own way to turn outputs into weights."""
+    return hasattr(policy, "normalize")
+
+
+def objective_of(policy: nn.Module) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Its own way to learn, from outputs and alignment; None if it learns by Eq. 3."""
+    return getattr(policy, "objective", None)
+
+
 def weigh(policy: nn.Module, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """The weights that a policy makes of its outputs."""
     return getattr(policy, "normalize", normalize)(outputs)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from metaaugment import sealed
-from metaaugment.distributed import bare
+from metaaugment.distributed import plain
 from metaaugment.faults import full_memory
 from metaaugment.networks import NETWORKS
 from metaaugment.networks import network as build_network
@@ -24,8 +24,8 @@ FORMAT = 1
 KIND = "policy"
 WAY_OUT = "restore an intact copy of it, or export the policy again"
 # Fields of a source that a file holds as they are, and all fields of a file.
-PLAIN = ("network", "num_classes", "channels", "mean", "std", "fill", "size", "layer")
-FIELDS = ("p", "policy", "theta", "w", *PLAIN, "space", "provenance")
+SOURCE_FIELDS = ("network", "num_classes", "channels", "mean", "std", "fill", "size", "layer")
+FIELDS = ("p", "policy", "theta", "w", *SOURCE_FIELDS, "space", "provenance")
 
 
 class Content(NamedTuple):
@@ -51,7 +51,7 @@ def write(file: Path, content: Content, half: bool) -> None:
         "policy": None,
         "theta": {},
         "w": {},
-        **{field: getattr(source, field) for field in PLAIN},
+        **{field: getattr(source, field) for field in SOURCE_FIELDS},
         "space": {"name": source.space.name, "sha256": space_hash(source.space)},
         "provenance": provenance,
     }
@@ -96,7 +96,9 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
         )
     if missing := [field for field in FIELDS if field not in tree]:
         raise ValueError(f"the field {missing[0]!r} is missing")
-    values: dict[str, Any] = {name: tuple(tree[name]) if isinstance(tree[name], list) else tree[name] for name in PLAIN}
+    values: dict[str, Any] = {
+        name: tuple(tree[name]) if isinstance(tree[name], list) else tree[name] for name in SOURCE_FIELDS
+    }
     source = Source(**values, space=_space_of(tree["space"], space))
     if tree["policy"] is None:
         if tree["theta"] or tree["w"]:
@@ -217,9 +219,3 @@ def _stored(what: str, state: Mapping[str, Tensor], half: bool) -> dict[str, Ten
                 f"{what}/{name} holds {state[name].abs().max():g}, too large for half precision; save it without half"
             )
     return stored
-
-
-def plain(network: nn.Module) -> nn.Module:
-    """The network inside DistributedDataParallel and torch.compile."""
-    network = bare(network)
-    return getattr(network, "_orig_mod", network)

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from metaaugment.batch_norm import GlobalBatchNorm
 
 Buffers = dict[nn.Module, dict[str, Tensor | None]]
-PLAIN = (_BatchNorm.forward, nn.SyncBatchNorm.forward, GlobalBatchNorm.forward)
+KNOWN_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward, GlobalBatchNorm.forward)
 
 # While a step is captured in a CUDA graph, a generator's state cannot be read. Instead, passes that are to draw the
 # same numbers each have a generator state of their own, all with the same seed. `capture.py` puts them here, in the
@@ -144,12 +144,31 @@ def other_buffers(network: nn.Module) -> Buffers:
     return {m: dict(m._buffers) for m in network.modules() if m._buffers and not does_not_read_statistics(m)}
 
 
+def copied_buffers(network: nn.Module) -> Buffers:
+    """Copies of the buffers that a pass may read and write; a repeated pass starts from them."""
+    kept = other_buffers(network)
+    return {m: {n: b if b is None else b.clone() for n, b in buffers.items()} for m, buffers in kept.items()}
+
+
+@contextmanager
+def unwritten(network: nn.Module) -> Iterator[None]:
+    """Refuse a network whose pass inside writes parameters: repeated passes would, too, while buffers are kept."""
+    frozen = [(n, p, p._version) for n, p in network.named_parameters() if not p.requires_grad and not p.is_inference()]
+    yield
+    for name, parameter, version in frozen:
+        if parameter._version != version:
+            raise ValueError(
+                f"the network's pass changes parameter {name!r}, which has no gradient; make it a buffer, which "
+                "the extra passes leave as it is"
+            )
+
+
 def does_not_read_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:
     """Whether it is batch normalisation that in training only writes its statistics, and only while it tracks them.
 
     A subclass with a forward of its own (ghost batch normalisation, batch renormalisation) may do otherwise.
     """
-    return isinstance(module, _BatchNorm) and type(module).forward in PLAIN
+    return isinstance(module, _BatchNorm) and type(module).forward in KNOWN_FORWARDS
 
 
 @contextmanager

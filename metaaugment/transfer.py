@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from metaaugment import policy_file
 from metaaugment.data.augment import shift_and_scale
-from metaaugment.distributed import drawn
+from metaaugment.distributed import drawn, plain
 from metaaugment.embedding import K, embed
 from metaaugment.frozen import FrozenExtractor, FrozenPolicy, check_channels
 from metaaugment.learner import Learner
@@ -35,7 +35,7 @@ from metaaugment.policy import (
     seen_by,
     weigh,
 )
-from metaaugment.policy_file import copied_extractor, copied_policy, plain, policy_name
+from metaaugment.policy_file import copied_extractor, copied_policy, policy_name
 from metaaugment.replay import no_draws
 from metaaugment.sampler import FixedSampler, UniformSampler
 from metaaugment.source import Source, space_hash
@@ -292,7 +292,7 @@ class LearnedPolicy:
     def digest(self) -> str:
         """SHA-256 of everything that determines how it augments and weighs."""
         tensors = [self.probabilities, *(value for module in self.modules for value in module.state_dict().values())]
-        about = {name: getattr(self.source, name) for name in policy_file.PLAIN}
+        about = {name: getattr(self.source, name) for name in policy_file.SOURCE_FIELDS}
         about |= {"policy": policy_name(self.modules[0]) if self.modules else None, "space": space_hash(self.space)}
         sha = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for tensor in tensors:

@@ -14,7 +14,7 @@ LAYERS = (
     ("training",),
     ("transfer", "policy_file", "source", "frozen"),
     ("baselines", "data", "networks", "sealed"),
-    ("learner", "capture", "observation"),
+    ("learner", "capture", "observation", "checks", "finite"),
     ("hypergradient", "policy", "sampler", "features", "replay", "batch_norm"),
     ("embedding", "transformation", "ops", "distributed", "seeds", "faults", "version"),
 )

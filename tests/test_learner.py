@@ -18,6 +18,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import metaaugment as ma
+from metaaugment import finite
 from metaaugment.features import Features
 from metaaugment.policy import build, clues, normalize
 from metaaugment.replay import no_draws
@@ -615,6 +616,31 @@ def test_a_loss_that_is_not_finite_reaches_nothing(value: float) -> None:
     assert all(tensor.isfinite().all() for tensor in everything)
 
 
+def test_a_captured_step_leaves_a_gradient_that_is_not_finite_to_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, whose fused optimizers read the same tensor: the host never looks at the gradients."""
+    scale = torch.ones(())
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits, labels, reduction="none") * scale
+
+    joint = learner(loss=loss)
+    task = torch.optim.SGD(joint.network.parameters(), 0.1, momentum=0.9, fused=True)
+    outer = torch.optim.SGD(joint.policy_parameters(), 0.1, momentum=0.9, fused=True)
+    joint.step(*data(), task, outer, iter([data()]))  # the warm-up, in which optimizers make their state
+    before = [p.detach().clone() for p in (*joint.network.parameters(), *joint.policy_parameters())]
+    monkeypatch.setattr(finite, "capturing", lambda device: True)
+    scale.fill_(math.inf)
+    joint.step(*data(), task, outer, iter([data()]))
+    after = [*joint.network.parameters(), *joint.policy_parameters()]
+    assert joint.skipped == 2
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    scale.fill_(1.0)
+    joint.step(*data(), task, outer, iter([data()]))
+    assert joint.skipped == 2
+    assert not any(torch.equal(one, other) for one, other in zip(before, after, strict=True) if one.ndim > 1)
+    assert all(p.isfinite().all() for p in after)
+
+
 def test_a_head_of_zeros_hides_a_pass_that_cannot_be_repeated_only_once() -> None:
     head = nn.Linear(CLASSES, CLASSES)
     for parameter in head.parameters():
@@ -834,6 +860,19 @@ MISTAKES = {
         r"the policy has had its gradient from this observation; observe again, or give policy_backward\(\) all",
     ),
 }
+
+
+def test_a_state_that_is_refused_changes_nothing() -> None:
+    """Not the policy either, which is loaded before the sampler refuses."""
+    one, other = learner(), learner()
+    before = copy.deepcopy(one.state_dict())
+    foreign = copy.deepcopy(other.state_dict()) | {"alpha": torch.tensor(7.0)}
+    foreign["sampler"]["probabilities"] = torch.full((16, 16), 1 / 256)
+    assert not same(before["policy"], foreign["policy"])
+    with pytest.raises(ValueError, match="this sampler has"):
+        one.load_state_dict(foreign)
+    assert same(before["policy"], one.policy.state_dict())
+    assert torch.equal(before["alpha"], one.alpha)
 
 
 def test_a_whole_checkpoint_is_no_state_of_a_learner() -> None:

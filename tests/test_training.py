@@ -499,7 +499,7 @@ def test_skipped_steps_are_counted_through_all_phases(tmp_path: Path, monkeypatc
             pass
 
         def stepped(self, trainer: Trainer) -> None:
-            trainer.learner._skipped += trainer.step == 2
+            trainer.learner.guard.count += trainer.step == 2
 
     monkeypatch.setattr(run, "Lines", lambda console: Skips(0))
     train(tmp_path / "run", **PHASES)

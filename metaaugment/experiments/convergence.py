@@ -40,12 +40,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.optim import SGD
 
+from metaaugment.checks import Batch
 from metaaugment.data import Images, dataset
 from metaaugment.data.splits import Split
 from metaaugment.distributed import whole_length
 from metaaugment.embedding import embed
 from metaaugment.hypergradient import norm
-from metaaugment.learner import Batch, Learner
+from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.ops import INDEX, MAX_MAGNITUDE
 from metaaugment.policy import Around, PolicyNetwork

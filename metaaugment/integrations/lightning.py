@@ -14,8 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from metaaugment.checks import Batch
 from metaaugment.distributed import world_size
-from metaaugment.learner import Batch, Learner
+from metaaugment.learner import Learner
 from metaaugment.transfer import LearnedPolicy
 
 if TYPE_CHECKING:

@@ -29,10 +29,11 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from metaaugment.baselines.found import Function
+from metaaugment.checks import check_batch
 from metaaugment.distributed import bare
 from metaaugment.hypergradient import at_expectation, moved, step_length
 from metaaugment.learner import Learner, accumulate
-from metaaugment.observation import Observation, check_batch
+from metaaugment.observation import Observation
 from metaaugment.ops import INDEX, MAX_MAGNITUDE, OPS
 from metaaugment.policy import UniformPolicy
 from metaaugment.sampler import StillSampler
@@ -255,7 +256,7 @@ class RelaxedLearner(Learner):
         seen.alignment, slope = self._along(seen, v)
         with torch.autocast(self.device.type, enabled=False):
             gradients = self.relaxed.gradients(-self.alpha * seen.alignment, -self.alpha * slope, self.drawn.draws)
-        if self._finite(gradients):
+        if self.guard.passes(gradients):
             accumulate(self.policy_parameters(), gradients)
         # All weights are equal whatever the policy is, so this is the gradient that trains the network too.
         seen.gradient = inner

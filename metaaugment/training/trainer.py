@@ -239,7 +239,7 @@ class Trainer:
         self._begun = self._phase(epoch)
         learner, policy_optimizer = self._begun.begin(before)
         learner.steps = epoch * self.train.steps
-        learner._skipped += 0 if before is None else before.skipped
+        learner.guard.count += 0 if before is None else before.skipped
         return learner, policy_optimizer
 
     def _phase(self, epoch: int) -> Phase:
