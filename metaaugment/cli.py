@@ -262,7 +262,7 @@ def data(
     When not on a terminal: names, one per line.
     """
     from metaaugment.data.download import get
-    from metaaugment.data.status import status
+    from metaaugment.data.presence import status
 
     if words and (words[0] != "get" or len(words) != 2):
         raise ValueError(f"metaaugment data {' '.join(words)} is not a command; use data, or data get NAME")

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from metaaugment.data import DATASETS, cifar, dataset, download, get, omniglot, unpack
-from metaaugment.data.dataset import Archive
+from metaaugment.data.catalog import Archive
 
 from trees import use_cifar, write_cifar10, write_omniglot
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metaaugment.data.dataset import DATASETS
+from metaaugment.data.catalog import DATASETS
 from metaaugment.experiments.methods import METHODS
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe

@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 
 from metaaugment import cli
-from metaaugment.data.status import check_there
+from metaaugment.data.presence import check_there
 from metaaugment.experiments import jobs as working
 from metaaugment.experiments import reproduce as reproducing
 from metaaugment.experiments import results, run

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from metaaugment.data import DATASETS, cifar, omniglot
-from metaaugment.data.dataset import of_cifar
+from metaaugment.data.catalog import of_cifar
 
 
 def write_cifar10(

@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from metaaugment.data.dataset import Archive, find, way_out
+from metaaugment.data.catalog import Archive, find, way_out
 from metaaugment.data.layout import Missing, data_root
 from metaaugment.data.progress import Progress, silent
 from metaaugment.data.unpack import unpack

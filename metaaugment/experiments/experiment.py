@@ -18,7 +18,7 @@ from metaaugment.baselines.found import FoundPolicy
 from metaaugment.baselines.rand_augment import further
 from metaaugment.batch_norm import with_global_statistics
 from metaaugment.data import DataSet, augment, dataset
-from metaaugment.data.dataset import Refused
+from metaaugment.data.catalog import Refused
 from metaaugment.distributed import world_size
 from metaaugment.experiments.flags import flag
 from metaaugment.experiments.methods import METHODS, copies

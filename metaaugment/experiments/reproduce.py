@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from metaaugment.data.status import check_there
+from metaaugment.data.presence import check_there
 from metaaugment.experiments import results
 from metaaugment.experiments.jobs import Job, Search, Where, Work
 from metaaugment.experiments.tables import Row

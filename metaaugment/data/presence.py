@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from metaaugment.data.dataset import DATASETS, way_out
+from metaaugment.data.catalog import DATASETS, way_out
 from metaaugment.data.layout import Missing, data_root
 
 
