@@ -1,4 +1,4 @@
-"""Faults of the machine, in words: memory that is full, a process that was killed."""
+"""Errors in words: memory that is full, a process that was killed, and of any other its first line."""
 
 import re
 
@@ -36,3 +36,8 @@ def lost_reader(error: BaseException) -> str | None:
     if found is None:
         return None
     return f"a process that reads images was killed ({found[1]})" if found[1] else "a process that reads images is gone"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; torch appends a trace of its own."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

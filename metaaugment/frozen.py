@@ -5,10 +5,9 @@ from typing import Self
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from metaaugment.faults import full_memory
+from metaaugment.faults import first_line, full_memory
 from metaaugment.features import Features, Seen
 from metaaugment.policy import Around
-from metaaugment.sealed import first_line
 from metaaugment.source import Source
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from metaaugment import sealed
 from metaaugment.distributed import plain
-from metaaugment.faults import full_memory
+from metaaugment.faults import first_line, full_memory
 from metaaugment.networks import NETWORKS
 from metaaugment.networks import network as build_network
 from metaaugment.ops import SPACES, Space
@@ -82,7 +82,7 @@ def reading(file: Path) -> Iterator[dict[str, Any]]:
     except sealed.MALFORMED as error:
         if full_memory(error):
             raise
-        raise sealed.Damaged(file, f"is not an intact policy: {sealed.first_line(error)}", WAY_OUT) from error
+        raise sealed.Damaged(file, f"is not an intact policy: {first_line(error)}", WAY_OUT) from error
 
 
 def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space | None) -> Content:
@@ -169,7 +169,7 @@ def copied_extractor(source: Source, tensors: Mapping[str, Tensor], own: nn.Modu
         except (RuntimeError, TypeError) as error:  # pruning and the older weight_norm leave tensors that refuse it
             if full_memory(error):
                 raise
-            why = sealed.first_line(error)
+            why = first_line(error)
             raise Foreign(
                 f"extractor cannot be copied ({why}); make what computes its weights permanent, as "
                 "torch.nn.utils.prune.remove does"

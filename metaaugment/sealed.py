@@ -1,15 +1,11 @@
 """Files that are whole or refused: tensors and a JSON state under one SHA-256, in the safetensors format.
 
-Nothing in such a file is executed. Writing is atomic: whoever reads sees the old file or the new one, never a part.
+Nothing in such a file is executed.
 """
 
-import errno
 import hashlib
 import json
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +14,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-try:
-    import fcntl
-except ImportError:  # Windows, which cannot open a folder either
-    fcntl = None
+from metaaugment.atomic import write_atomically
+from metaaugment.faults import first_line
 
-PATIENCE = 120.0  # seconds that a writer waits for another one in the same folder
 TENSOR = "@tensor"  # the key of the object that stands for a tensor and holds its name
 # What reading a tree of the wrong form may raise.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
@@ -87,69 +80,6 @@ def load(file: Path, kind: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise Damaged(file, f"is not an intact {kind}: its state is a {type(tree).__name__}, not an object")
     return tree
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message; torch appends a trace of its own."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written under a temporary name, and rename it when it is safe on the disk.
-
-    The temporary name is always the same, so the next process overwrites what a killed one left there.
-    """
-    part = file.with_name(f".{file.name}.part")
-    try:
-        with _alone_in(file.parent):
-            try:
-                write(part)
-                with part.open("rb+") as content:
-                    os.fsync(content.fileno())
-                part.replace(file)
-            finally:
-                part.unlink(missing_ok=True)
-    except OSError as error:  # name the file itself, not its part
-        raise OSError(error.errno, error.strerror or str(error), str(file)) from None
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to this folder meanwhile: two that write the same file would share its part.
-
-    At the end, what was written is safe against a loss of power.
-    """
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            alone = acquire(handle, PATIENCE)
-        except OSError:  # a file system without locks
-            alone = True
-        if not alone:
-            raise OSError(errno.EBUSY, f"another process has been writing there for {PATIENCE:g} s")
-        yield
-        os.fsync(handle)
-    finally:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough if a forked child has it too
-        os.close(handle)
-
-
-def acquire(handle: int, patience: float) -> bool:
-    """Lock an open file or folder, waiting so many seconds for another process; returns whether it is locked now."""
-    assert fcntl is not None
-    until = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-        time.sleep(0.01)
 
 
 def _digest(tensors: Mapping[str, Tensor], state: str) -> str:

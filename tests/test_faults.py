@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaaugment import sealed
+from metaaugment import atomic, sealed
 from metaaugment.faults import full_memory, lost_reader
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training import checkpoint, folder
@@ -400,7 +400,7 @@ def test_killed_at_a_file_of_the_last_checkpoint(
     file: str, done: bool, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever was not written yet is written when it goes on: no later checkpoint would do it."""
-    write, out = sealed.write_atomically, tmp_path / "run"
+    write, out = atomic.write_atomically, tmp_path / "run"
 
     def written(target: Path, content: Callable[[Path], object]) -> None:
         dies = target.name == file and len(rows(out)) == 3

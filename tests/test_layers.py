@@ -13,7 +13,7 @@ LAYERS = (
     ("experiments",),
     ("training",),
     ("transfer", "policy_file", "source", "frozen"),
-    ("baselines", "data", "networks", "sealed"),
+    ("baselines", "data", "networks", "sealed", "atomic"),
     ("learner", "capture", "observation", "checks", "finite"),
     ("hypergradient", "policy", "sampler", "features", "replay", "batch_norm"),
     ("embedding", "transformation", "ops", "distributed", "seeds", "faults", "version"),

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from metaaugment import sealed
+from metaaugment import atomic, sealed
 from metaaugment.sealed import Damaged
 
 from users import ordinary_user
@@ -352,14 +352,14 @@ def test_a_writer_that_fails_leaves_the_old_file(error: type[BaseException], fil
         raise error
 
     with pytest.raises(error):
-        sealed.write_atomically(file, write)
+        atomic.write_atomically(file, write)
     assert_old(file)
 
 
 def test_a_writer_that_writes_nothing_leaves_the_old_file(file: Path) -> None:
     sealed.save(file, "test", OLD)
     with pytest.raises(FileNotFoundError):
-        sealed.write_atomically(file, lambda part: None)
+        atomic.write_atomically(file, lambda part: None)
     assert_old(file)
 
 
@@ -496,9 +496,9 @@ def test_whoever_reads_meanwhile_sees_the_old_or_the_new(file: Path) -> None:
 
 
 def test_a_writer_that_never_ends_is_not_waited_for_for_ever(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "PATIENCE", 0.05)
+    monkeypatch.setattr(atomic, "PATIENCE", 0.05)
     with (
-        sealed._alone_in(file.parent),
+        atomic._alone_in(file.parent),
         pytest.raises(OSError, match="another process has been writing there") as raised,
     ):
         sealed.save(file, "test", {})
@@ -508,7 +508,7 @@ def test_a_writer_that_never_ends_is_not_waited_for_for_ever(file: Path, monkeyp
 
 def test_without_locks_files_are_written_all_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows."""
-    monkeypatch.setattr(sealed, "fcntl", None)
+    monkeypatch.setattr(atomic, "fcntl", None)
     sealed.save(file, "test", {"a": torch.ones(2)})
     assert sealed.load(file, "test")["a"].sum() == 2
 
@@ -530,8 +530,8 @@ def test_two_writers_of_a_file_take_turns(file: Path) -> None:
         events.append("second")
         part.write_text("second")
 
-    first = threading.Thread(target=sealed.write_atomically, args=(file, slowly))
-    second = threading.Thread(target=sealed.write_atomically, args=(file, quickly))
+    first = threading.Thread(target=atomic.write_atomically, args=(file, slowly))
+    second = threading.Thread(target=atomic.write_atomically, args=(file, quickly))
     first.start()
     inside.wait()
     second.start()

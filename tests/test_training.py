@@ -698,7 +698,7 @@ def test_a_full_disk_loses_nothing(stopped: Path, uninterrupted: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sealed.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
             train(stopped, resume=True)
     assert (stopped / checkpoint.LAST).read_bytes() == before

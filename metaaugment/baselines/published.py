@@ -7,11 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from metaaugment.atomic import write_atomically
 from metaaugment.baselines.found import FoundPolicy, Function
 from metaaugment.baselines.schedule import Schedule, Stage
 from metaaugment.baselines.sub_policies import SubPolicies
 from metaaugment.ops import SPACES
-from metaaugment.sealed import write_atomically
 
 _FOLDER = resources.files("metaaugment.baselines") / "policies"
 PUBLISHED: tuple[str, ...] = tuple(sorted(file.name.removesuffix(".json") for file in _FOLDER.iterdir()))

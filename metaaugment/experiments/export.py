@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from metaaugment.atomic import write_atomically
 from metaaugment.data.augment import normalization
 from metaaugment.experiments.methods import METHODS
 from metaaugment.experiments.recipe import Recipe
@@ -15,7 +16,6 @@ from metaaugment.experiments.results import accuracy_key
 from metaaugment.features import feature_dim
 from metaaugment.learner import Learner
 from metaaugment.networks import network
-from metaaugment.sealed import write_atomically
 from metaaugment.training import checkpoint
 from metaaugment.training import folder as run_folder
 from metaaugment.transfer import LearnedPolicy

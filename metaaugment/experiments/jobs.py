@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from metaaugment.atomic import write_atomically
 from metaaugment.baselines import published
 from metaaugment.experiments import results
 from metaaugment.experiments.experiment import policy_digest
@@ -22,7 +23,6 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.tables import ROWS, Entry, Row, folder_name
-from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
 from metaaugment.training.log import LOG
 from metaaugment.transfer import LearnedPolicy

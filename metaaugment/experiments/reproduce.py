@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from metaaugment.atomic import write_atomically
 from metaaugment.data.presence import check_there
 from metaaugment.experiments import results
 from metaaugment.experiments.jobs import Job, Search, Where, Work
 from metaaugment.experiments.tables import Row
-from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.machine import choose_device

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from metaaugment.atomic import write_atomically
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry, folder_name
-from metaaugment.sealed import write_atomically
 from metaaugment.training import folder as run_folder
 from metaaugment.training.log import FIGURES
 from metaaugment.training.machine import single

@@ -14,6 +14,7 @@ from rich.console import Console
 from torch.optim import SGD
 
 from metaaugment import faults
+from metaaugment.atomic import write_atomically
 from metaaugment.data import CorruptImage, DataSet
 from metaaugment.data.batches import Batches, Reader, on_device, once, own_part
 from metaaugment.distributed import everyone, first, highest, rank, world_size
@@ -24,7 +25,6 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.results import accuracy_key
-from metaaugment.sealed import write_atomically
 from metaaugment.seeds import LOOKS, ORDER, VALIDATION_ORDER, derived_seed
 from metaaugment.training import checkpoint
 from metaaugment.training import folder as run_folder

@@ -10,10 +10,10 @@ from jaxtyping import Float, UInt8
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from metaaugment.atomic import write_atomically
 from metaaugment.data.files import CorruptImage, middle, read_image
 from metaaugment.ops import OPS, PAPER_OPS, Space, find_space
 from metaaugment.report.picture import show
-from metaaugment.sealed import write_atomically
 from metaaugment.source import Source
 from metaaugment.transfer import LearnedPolicy
 from metaaugment.transformation import Transformation

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 import metaaugment
+from metaaugment.atomic import write_atomically
 from metaaugment.ops import PAPER_OPS
 from metaaugment.report import curves, diagnosis, learned, runs
 from metaaugment.report.comparison import Group, alike, groups, table, unlike
@@ -24,7 +25,6 @@ from metaaugment.report.picture import ABOVE, BELOW, COLORS, Picture, tint
 from metaaugment.report.preferences import by_class, by_function, extremes, single
 from metaaugment.report.runs import Run
 from metaaugment.report.seen import Seen, printable
-from metaaugment.sealed import write_atomically
 
 GENERATOR = "metaaugment report"
 PRECISION = 1000  # p is written in this many parts of the uniform probability

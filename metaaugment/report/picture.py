@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from metaaugment.sealed import write_atomically
+from metaaugment.atomic import write_atomically
 
 # Drawn for white paper. On a page the three neutral colors become the page's own, by their names in page.html; the
 # others stand out from white and from black, and can be told apart by the color-blind.

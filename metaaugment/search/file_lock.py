@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from metaaugment.sealed import acquire
+from metaaugment.atomic import acquire
 
 
 class FileLock:

@@ -17,12 +17,12 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from metaaugment.atomic import write_atomically
 from metaaugment.baselines.found import Function
 from metaaugment.baselines.schedule import Schedule, ScheduleSampler, Stage
 from metaaugment.experiments.experiment import Experiment
 from metaaugment.learner import Learner
 from metaaugment.policy import UniformPolicy
-from metaaugment.sealed import write_atomically
 from metaaugment.search import crew
 from metaaugment.search.file_lock import FileLock
 from metaaugment.search.laboratory import Laboratory, another_tenth

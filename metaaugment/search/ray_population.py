@@ -31,7 +31,7 @@ import metaaugment
 from metaaugment.data import DataSet
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.sealed import first_line
+from metaaugment.faults import first_line
 from metaaugment.search import population
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.population import QUANTILE, RAY_FOLDER, Functions, Policy, Trial, Workbench, intervals

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from metaaugment.experiments.recipe import fits
-from metaaugment.sealed import MALFORMED, Damaged, first_line
+from metaaugment.faults import first_line
+from metaaugment.sealed import MALFORMED, Damaged
 from metaaugment.training.log import Row
 
 WAY_OUT = "restore an intact copy of it, or begin another search with --out"

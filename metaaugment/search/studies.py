@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from metaaugment.sealed import first_line
+from metaaugment.faults import first_line
 from metaaugment.search.file_lock import FileLock
 from metaaugment.search.records import understood
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from metaaugment import sealed
-from metaaugment.faults import full_memory
+from metaaugment.faults import first_line, full_memory
 from metaaugment.training.folder import RECIPE, write_json
 
 LAST = "checkpoint.safetensors"
@@ -132,7 +132,7 @@ def understood(folder: Path) -> Iterator[None]:
     except sealed.MALFORMED as error:
         if isinstance(error, ValueError) or full_memory(error):
             raise  # a sentence already, or no fault of the checkpoint
-        reason = f"does not fit together ({type(error).__name__}: {sealed.first_line(error)})"
+        reason = f"does not fit together ({type(error).__name__}: {first_line(error)})"
         raise sealed.Damaged(folder / LAST, reason, _way_out(folder)) from error
 
 

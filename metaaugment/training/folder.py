@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from metaaugment.sealed import Damaged, acquire, write_atomically
+from metaaugment.atomic import acquire, write_atomically
+from metaaugment.sealed import Damaged
 
 MAX_NUMBER = 1e100
 RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"  # of a run

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from metaaugment.distributed import rank, world_size
-from metaaugment.sealed import first_line
+from metaaugment.faults import first_line
 
 Environment = MutableMapping[str, str]
 # How long a process waits for the others: as long as the slowest may take to read, evaluate or write.

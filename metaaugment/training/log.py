@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from metaaugment.sealed import write_atomically
+from metaaugment.atomic import write_atomically
 
 LOG = "log.jsonl"
 FIGURES = ("train_loss", "val_loss", "val_accuracy", "alpha", "effective_samples")  # in every row, among others

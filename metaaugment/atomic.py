@@ -1,0 +1,73 @@
+"""Files that are written whole: whoever reads sees the old file or the new one, never a part."""
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows, which cannot open a folder either
+    fcntl = None
+
+PATIENCE = 120.0  # seconds that a writer waits for another one in the same folder
+
+
+def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
+    """Have a file written under a temporary name, and rename it when it is safe on the disk.
+
+    The temporary name is always the same, so the next process overwrites what a killed one left there.
+    """
+    part = file.with_name(f".{file.name}.part")
+    try:
+        with _alone_in(file.parent):
+            try:
+                write(part)
+                with part.open("rb+") as content:
+                    os.fsync(content.fileno())
+                part.replace(file)
+            finally:
+                part.unlink(missing_ok=True)
+    except OSError as error:  # name the file itself, not its part
+        raise OSError(error.errno, error.strerror or str(error), str(file)) from None
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to this folder meanwhile: two that write the same file would share its part.
+
+    At the end, what was written is safe against a loss of power.
+    """
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            alone = acquire(handle, PATIENCE)
+        except OSError:  # a file system without locks
+            alone = True
+        if not alone:
+            raise OSError(errno.EBUSY, f"another process has been writing there for {PATIENCE:g} s")
+        yield
+        os.fsync(handle)
+    finally:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough if a forked child has it too
+        os.close(handle)
+
+
+def acquire(handle: int, patience: float) -> bool:
+    """Lock an open file or folder, waiting so many seconds for another process; returns whether it is locked now."""
+    assert fcntl is not None
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+        time.sleep(0.01)
