@@ -396,6 +396,7 @@ def diagnose(
     from metaaugment.experiments.run import as_it_was, read_recipe
     from metaaugment.report import diagnosis, figures
     from metaaugment.training import folder
+    from metaaugment.training.json_file import write_json
     from metaaugment.training.progress import counted, number_of
 
     if picture is not None:
@@ -410,7 +411,7 @@ def diagnose(
         print(f"skipped {number_of('image file', skipped)} that could not be read")
     for line in diagnosis.in_words(found):
         print(line)
-    folder.write_json(run / folder.DIAGNOSIS, found.to_json())
+    write_json(run / folder.DIAGNOSIS, found.to_json())
     if picture is not None:
         print(figures.save(diagnosis.picture(found).figure, picture))
 

@@ -44,7 +44,7 @@ from metaaugment.report import operations, page, preferences
 from metaaugment.report.policies import learned_in_words
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import Laboratory
-from metaaugment.training.folder import read_json
+from metaaugment.training.json_file import read_json
 from metaaugment.training.trainer import Trainer, check_identity
 from metaaugment.transfer import LearnedPolicy
 

@@ -22,7 +22,7 @@ from metaaugment.ops import INDEX
 from metaaugment.policy import build
 from metaaugment.report import diagnosis as report
 from metaaugment.seeds import HALVES, derived_seed
-from metaaugment.training import folder as run_folder
+from metaaugment.training import json_file
 from metaaugment.training.schedule import cosine
 
 from commands import program
@@ -436,7 +436,7 @@ def test_a_policy_that_is_frozen_at_the_end_was_learned_in_the_run(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "diagnosis.json")
 
-    monkeypatch.setattr(run_folder, "write_json", lambda file, value: written.append(value) or full())
+    monkeypatch.setattr(json_file, "write_json", lambda file, value: written.append(value) or full())
     written: list[dict[str, object]] = []
     assert program("diagnose", folder, "--samples", 500) == 2
     assert written[0]["learns"] is True

@@ -25,7 +25,7 @@ import torch
 from metaaugment import atomic, sealed
 from metaaugment.faults import full_memory, lost_reader
 from metaaugment.search.laboratory import Laboratory
-from metaaugment.training import checkpoint, folder
+from metaaugment.training import checkpoint, folder, json_file
 from metaaugment.training.trainer import Trainer
 
 from commands import program
@@ -410,7 +410,7 @@ def test_killed_at_a_file_of_the_last_checkpoint(
             raise Killed
 
     with monkeypatch.context() as patch:
-        for module in (sealed, folder):
+        for module in (sealed, json_file):
             patch.setattr(module, "write_atomically", written)
         with pytest.raises(Killed):
             program(*DIGITS, "--out", out)

@@ -39,7 +39,7 @@ from metaaugment.report import operations, seen
 from metaaugment.sealed import Damaged, load
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import TRIALS, Laboratory
-from metaaugment.training.folder import read_json
+from metaaugment.training.json_file import read_json
 from metaaugment.transfer import LearnedPolicy
 
 import harm

@@ -28,7 +28,7 @@ from metaaugment.ops import INDEX
 from metaaugment.report import comparison, concerns, curves, diagnosis, learned, preferences, runs
 from metaaugment.report.page import Report
 from metaaugment.report.seen import Pictures, Seen
-from metaaugment.training import folder as run_folder
+from metaaugment.training.json_file import write_json
 from metaaugment.training.trainer import Phase
 
 Rows = list[dict[str, Any]]
@@ -48,12 +48,12 @@ def write_run(folder: Path, rows: Rows | int = 4, finished: bool = True, result:
     rows = [row(epoch) for epoch in range(1, rows + 1)] if isinstance(rows, int) else rows
     folder.mkdir(parents=True)
     written = {**RECIPES["digits"]().to_json(), "epochs": max(len(rows), 1), **recipe}
-    run_folder.write_json(folder / "recipe.json", written)
+    write_json(folder / "recipe.json", written)
     (folder / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     if finished:
         usual = {"test_accuracy": 0.9, "val_accuracy": 0.9, "machine": MACHINE, "precision": "float32",
                  "data": {"val": 100, "test": 600, "fingerprint": "abc"}}  # fmt: skip
-        run_folder.write_json(folder / "result.json", usual | (result or {}))
+        write_json(folder / "result.json", usual | (result or {}))
     return folder
 
 
@@ -603,7 +603,7 @@ def test_the_report_says_what_the_policy_of_the_known_answer_learned(tmp_path: P
         learner = experiment.learner(sample_aware.MoveHalf(), ma.PolicyNetwork(64))
         return learner, Adam(learner.policy_parameters(), recipe.policy_lr)
 
-    run_folder.write_json(tmp_path / "recipe.json", recipe.to_json())
+    write_json(tmp_path / "recipe.json", recipe.to_json())
     training.trainer(experiment, Place(), tmp_path, Reader(0, False), [], [Phase(recipe.epochs, begin)]).run()
 
     run = runs.read(tmp_path)

@@ -40,6 +40,7 @@ from metaaugment.sampler import SingleSampler
 from metaaugment.source import Source
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted
+from metaaugment.training.json_file import write_json
 from metaaugment.training.log import FIGURES, LOG
 from metaaugment.transfer import LearnedPolicy
 
@@ -450,7 +451,7 @@ def test_a_result_says_which_policy_it_is_under_and_no_other_comes_beside_it(tmp
         plan_of(search)
     with pytest.raises(ValueError, match=re.escape(told)):  # also of a policy that is made meanwhile
         second.ready()
-    run_folder.write_json(first.result, kept | {"policy_sha256": None})  # as of an older version
+    write_json(first.result, kept | {"policy_sha256": None})  # as of an older version
     assert [job.name for job in plan_of(search)] == ["dada-seed1"]
 
 
@@ -462,9 +463,9 @@ def test_a_learned_policy_is_known_by_the_digest_in_the_results_of_its_runs(tmp_
     LearnedPolicy(SingleSampler().probabilities, source).save(job.source.makes)
     job.result.parent.mkdir(parents=True)
     other = job.result.with_name("transfer-wrn-40-2-seed0.json")
-    run_folder.write_json(other, {"policy_sha256": LearnedPolicy.load(job.source.makes).digest()[:16]})
+    write_json(other, {"policy_sha256": LearnedPolicy.load(job.source.makes).digest()[:16]})
     job.check_policy()
-    run_folder.write_json(other, {"policy_sha256": "0" * 16})
+    write_json(other, {"policy_sha256": "0" * 16})
     with pytest.raises(ValueError, match=r"transfer-wrn-40-2-seed0\.json was trained under another policy than"):
         planned([job.row], 2, None, [job.entry.name], job.where)
 
@@ -999,7 +1000,7 @@ def test_a_run_whose_policy_never_comes_says_whose_it_is_and_what_makes_it(
     if kept:
         source.result.parent.mkdir(parents=True)
         result = json.loads((ROOT / "results/omniglot-wrn-28-10/metaaugment-fast-seed0.json").read_text())
-        run_folder.write_json(source.result, result | {"recipe": source.recipe.to_json()})
+        write_json(source.result, result | {"recipe": source.recipe.to_json()})
     reproducing.reproduce([row], 1, None, 7, [entry.name], 1, here, report, Console(file=said))
     assert "the same command" not in said.getvalue()
     before, command = said.getvalue().rstrip("\n").rsplit("make it with: metaaugment ", 1)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from metaaugment.training.folder import write_json
+from metaaugment.training.json_file import write_json
 from metaaugment.training.machine import commit, machine
 
 ROUNDS = 7

@@ -52,7 +52,7 @@ from metaaugment.ops import INDEX, MAX_MAGNITUDE
 from metaaugment.policy import Around, PolicyNetwork
 from metaaugment.sampler import StillSampler
 from metaaugment.seeds import INITIAL, MAGNITUDES, derived_seed
-from metaaugment.training.folder import write_json
+from metaaugment.training.json_file import write_json
 from metaaugment.training.machine import commit, machine
 from metaaugment.transformation import Transformation
 

@@ -27,7 +27,7 @@ from metaaugment.ops import OPS
 from metaaugment.policy import FeaturePolicy, innermost, seen_by
 from metaaugment.seeds import JUDGES, derived_seed
 from metaaugment.training.evaluation import evaluate
-from metaaugment.training.folder import is_number
+from metaaugment.training.json_file import is_number
 
 FIT, STOP = 0.6, 0.2  # shares of the samples to fit a prediction to and to stop fitting by; the rest judge it
 HIDDEN, BATCH, RATE, DECAY = 100, 128, 3e-3, 1e-4  # of the network that predicts

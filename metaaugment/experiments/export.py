@@ -18,6 +18,7 @@ from metaaugment.learner import Learner
 from metaaugment.networks import network
 from metaaugment.training import checkpoint
 from metaaugment.training import folder as run_folder
+from metaaugment.training.json_file import read_json
 from metaaugment.transfer import LearnedPolicy
 
 
@@ -84,7 +85,7 @@ def _learned(folder: Path, state: dict[str, Any]) -> LearnedPolicy:
 def _provenance(folder: Path, recipe: Recipe, state: dict[str, Any]) -> dict[str, Any]:
     """Where a checkpoint comes from; what only the result of a run says is left out until the run has ended."""
     result = folder / run_folder.RESULT
-    known = run_folder.read_json(result) if result.exists() else {}
+    known = read_json(result) if result.exists() else {}
     about = {
         "recipe": recipe.to_json(),
         "epoch": state["epoch"],

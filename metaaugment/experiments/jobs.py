@@ -24,6 +24,7 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.tables import ROWS, Entry, Row, folder_name
 from metaaugment.training import folder as run_folder
+from metaaugment.training.json_file import read_json, write_json
 from metaaugment.training.log import LOG
 from metaaugment.transfer import LearnedPolicy
 
@@ -206,7 +207,7 @@ class Job(Work):
         if not self.begun:
             raise ValueError(f"{self.folder} has a result, but no {run_folder.RECIPE} that says what was run; {AWAY}")
         try:
-            begun_with = Recipe.from_json(run_folder.read_json(file))
+            begun_with = Recipe.from_json(read_json(file))
         except ValueError as error:
             raise ValueError(f"{file} cannot be understood: {error}; {AWAY}") from None
         recipe = self.recipe
@@ -220,7 +221,7 @@ class Job(Work):
         if self.source is None or not self.source.makes.exists():
             return
         files = sorted(self.result.parent.glob(f"{self.entry.name}-seed*.json"))
-        kept = {file: run_folder.read_json(file).get("policy_sha256") for file in files}
+        kept = {file: read_json(file).get("policy_sha256") for file in files}
         own = self.source.digest() if any(kept.values()) else None
         for file, digest in kept.items():
             if digest not in (None, own):
@@ -274,7 +275,7 @@ class Job(Work):
             name = str(Path(*self.policy.parts[-2:]))
             result |= {"policy": name, "recipe": {**result.get("recipe", {}), "policy": name}}
         result |= {"entry": self.entry.name, "side_by_side": self.side_by_side}
-        run_folder.write_json(self.result, result)
+        write_json(self.result, result)
         return f"{result[results.accuracy_key(result)]:.2%}"
 
     def progress(self) -> str:
@@ -380,7 +381,7 @@ class Search(Work):
 
 def _read(file: Path, way: str) -> dict[str, Any]:
     try:
-        return run_folder.read_json(file)
+        return read_json(file)
     except ValueError as error:
         raise ValueError(f"{error}; {way}") from None
 

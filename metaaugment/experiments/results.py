@@ -9,7 +9,7 @@ from typing import Any
 from metaaugment.atomic import write_atomically
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry, folder_name
-from metaaugment.training import folder as run_folder
+from metaaugment.training.json_file import is_number, read_json
 from metaaugment.training.log import FIGURES
 from metaaugment.training.machine import single
 from metaaugment.training.progress import duration
@@ -40,11 +40,11 @@ def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
 
 def read_result(file: Path) -> Result:
     """The result in a file, which is refused unless it says all that a table needs."""
-    result = run_folder.read_json(file)
+    result = read_json(file)
     accuracy = accuracy_key(result)
     for key in (accuracy, "epochs", "seconds", "images_per_second"):
         value = result.get(key)
-        if not run_folder.is_number(value) or value < 0:
+        if not is_number(value) or value < 0:
             raise ValueError(
                 f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a number; restore an intact copy"
             )
@@ -174,7 +174,7 @@ def _speeds(folder: Path) -> list[str]:
     """What methods cost: whole training alone on a device, as measured by `benchmarks/training.py`."""
     lines = []
     for file in sorted(folder.glob("bench/training-*.json")):
-        measured = run_folder.read_json(file)
+        measured = read_json(file)
         try:
             plain = {f["recipe"]: f["steps_seconds"] for f in measured["figures"] if f["what"] == "baseline"}
             rows = [

@@ -30,6 +30,7 @@ from metaaugment.training import checkpoint
 from metaaugment.training import folder as run_folder
 from metaaugment.training.evaluation import Score, evaluate
 from metaaugment.training.interruption import Interrupted, Interruption, heeding
+from metaaugment.training.json_file import read_json, write_json
 from metaaugment.training.launch import launch, restarted
 from metaaugment.training.look import Look
 from metaaugment.training.machine import deterministic, machine
@@ -67,7 +68,7 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
         training = trainer(experiment, place, out, reader, watchers)
         began = training.resume() if resumed else False
         # For a continued run this updates where its policy lies, now that it is known to be the same policy.
-        first(lambda: run_folder.write_json(out / run_folder.RECIPE, recipe.to_json()))
+        first(lambda: write_json(out / run_folder.RECIPE, recipe.to_json()))
         introduce(experiment, training, out, began, console)
         say_idle(recipe, said, console)
         # Until the result is written: a signal between the last epoch and the test pass must not get lost.
@@ -117,7 +118,7 @@ def _enter(out: Path, resumed: bool, stack: contextlib.ExitStack) -> dict[str, A
         run_folder.new(out)
     stack.enter_context(run_folder.locked(out, launch(), DYING if restarted() else run_folder.MOMENT))
     if resumed and (out / run_folder.RESULT).exists():
-        return run_folder.read_json(out / run_folder.RESULT)
+        return read_json(out / run_folder.RESULT)
     return None
 
 
@@ -128,7 +129,7 @@ def _note_policy(experiment: Experiment, out: Path) -> None:
         return
     now = {"policy": str(recipe.policy), "policy_sha256": experiment.policy_digest()}
     check_identity(out / checkpoint.LAST, checkpoint.of_run(out)["identity"], now)
-    run_folder.write_json(out / run_folder.RECIPE, recipe.to_json())
+    write_json(out / run_folder.RECIPE, recipe.to_json())
 
 
 def _in_words(error: Exception, recipe: Recipe, place: Place, out: Path) -> Exception | None:
@@ -226,7 +227,7 @@ def as_it_was(folder: Path, place: Place, console: Console) -> Trainer:
 
 
 def read_recipe(file: Path) -> Recipe:
-    values = run_folder.read_json(file)
+    values = read_json(file)
     try:
         return Recipe.from_json(values)
     except ValueError as error:
@@ -348,7 +349,7 @@ def _result(
         # In the bytes of the file system: a name need not be text.
         names = b"".join(os.fsencode(file) + b"\n" for file in unreadable)
         write_atomically(out / UNREADABLE, lambda part: part.write_bytes(names))
-    run_folder.write_json(out / run_folder.RESULT, result)
+    write_json(out / run_folder.RESULT, result)
     return result
 
 

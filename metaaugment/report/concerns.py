@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from metaaugment.report.runs import Run
-from metaaugment.training.folder import is_number
+from metaaugment.training.json_file import is_number
 
 LATE = 0.25  # share of the epochs so far that shows the present state, without the noise of single epochs
 COLLAPSED = 0.25

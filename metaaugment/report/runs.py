@@ -18,7 +18,8 @@ from metaaugment.experiments.recipe import Recipe
 from metaaugment.report.seen import Seen, printable
 from metaaugment.report.seen import read as read_seen
 from metaaugment.training.checkpoint import LOOK
-from metaaugment.training.folder import DIAGNOSIS, MAX_NUMBER, RECIPE, RESULT, SEARCH, is_number, read_json
+from metaaugment.training.folder import DIAGNOSIS, RECIPE, RESULT, SEARCH
+from metaaugment.training.json_file import MAX_NUMBER, is_number, read_json
 from metaaugment.training.log import FIGURES, LOG, Row
 from metaaugment.training.look import QUANTILES
 from metaaugment.training.progress import number_of

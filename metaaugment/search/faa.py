@@ -51,7 +51,8 @@ from metaaugment.search.records import understood
 from metaaugment.search.studies import STUDIES, claim, finished, give_up, open_studies, running, value
 from metaaugment.seeds import FOLD, PROPOSAL, TRIAL, derived_seed
 from metaaugment.training.evaluation import evaluating
-from metaaugment.training.folder import SEARCH, TRIALS, read_json
+from metaaugment.training.folder import SEARCH, TRIALS
+from metaaugment.training.json_file import read_json
 from metaaugment.training.log import Row
 from metaaugment.training.progress import number_of
 from metaaugment.training.trainer import Trainer, Watcher

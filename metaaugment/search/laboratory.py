@@ -21,9 +21,9 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.learner import Learner
 from metaaugment.search.records import understood
-from metaaugment.training import folder as run_folder
 from metaaugment.training.folder import TRIALS
 from metaaugment.training.interruption import Interrupted, Interruption
+from metaaugment.training.json_file import is_number
 from metaaugment.training.log import Row
 from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Phase, Trainer
@@ -77,7 +77,7 @@ class Laboratory:
             except (ValueError, RecursionError):
                 continue
             seconds = row.get("seconds") if isinstance(row, dict) else None
-            if run_folder.is_number(seconds) and seconds >= 0:
+            if is_number(seconds) and seconds >= 0:
                 rows.append(row)
         return rows
 

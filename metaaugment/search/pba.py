@@ -13,7 +13,7 @@ from metaaugment.search import population
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.population import POPULATION, RAY_FOLDER, Functions, intervals
 from metaaugment.search.records import understood
-from metaaugment.training.folder import read_json
+from metaaugment.training.json_file import read_json
 from metaaugment.training.log import Row
 from metaaugment.training.progress import number_of
 

@@ -28,7 +28,7 @@ from metaaugment.search.file_lock import FileLock
 from metaaugment.search.laboratory import Laboratory, another_tenth
 from metaaugment.seeds import EVOLUTION, MEMBER, derived_seed
 from metaaugment.training import checkpoint
-from metaaugment.training.folder import read_json, write_json
+from metaaugment.training.json_file import read_json, write_json
 from metaaugment.training.log import Row
 from metaaugment.training.trainer import Trainer
 

@@ -21,6 +21,7 @@ from metaaugment.search.records import check_rows, understood
 from metaaugment.training import folder as run_folder
 from metaaugment.training.folder import POLICY, SEARCH, TRIALS
 from metaaugment.training.interruption import Interrupted, Interruption
+from metaaugment.training.json_file import read_json, write_json
 from metaaugment.training.log import Row
 from metaaugment.training.machine import commit, machine
 from metaaugment.training.progress import duration, number_of
@@ -80,7 +81,7 @@ def search(
             return file
         record = about | {"data": data.fingerprint()}
         if place.resume is None:
-            run_folder.write_json(folder / SEARCH, record)
+            write_json(folder / SEARCH, record)
         lab = Laboratory(recipe, place, data, folder, console, interruption)
         if place.resume is not None:
             _check_same(folder / SEARCH, record)
@@ -132,7 +133,7 @@ def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Col
     """What a search to be resumed was begun with; flags that were given must agree with it."""
     folder = place.resumed("search", SEARCH)
     with understood(folder / SEARCH):
-        values = run_folder.read_json(folder / SEARCH)
+        values = read_json(folder / SEARCH)
         found = Recipe.from_json(values["recipe"])
     # Before its settings are read: those of another system would be taken for damaged ones.
     if (found.name, found.method) != (recipe.name, kind.system):
@@ -161,7 +162,7 @@ def _settings(settings: type, values: Mapping[str, Any]) -> Any:
 
 def _check_same(file: Path, record: Mapping[str, Any]) -> None:
     """Refuse to continue a search with other settings or data; only settings that both versions know are compared."""
-    begun = run_folder.read_json(file)
+    begun = read_json(file)
     for part in ("recipe", "settings"):
         check_identity(file, begun[part], record[part])
     check_identity(file, {"data": begun.get("data")}, {"data": record["data"]})

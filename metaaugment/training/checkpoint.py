@@ -16,7 +16,8 @@ from torch import Tensor
 
 from metaaugment import sealed
 from metaaugment.faults import first_line, full_memory
-from metaaugment.training.folder import RECIPE, write_json
+from metaaugment.training.folder import RECIPE
+from metaaugment.training.json_file import write_json
 
 LAST = "checkpoint.safetensors"
 BEFORE = "checkpoint-before.safetensors"

@@ -1,18 +1,14 @@
 """The folder of a run: what lies in it, and who may write to it."""
 
 import fcntl
-import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeGuard
 
-from metaaugment.atomic import acquire, write_atomically
-from metaaugment.sealed import Damaged
+from metaaugment.atomic import acquire
 
-MAX_NUMBER = 1e100
 RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"  # of a run
 SEARCH, TRIALS, POLICY = "search.json", "trials.jsonl", "policy.json"  # of a search
 BEGINNINGS = (LOCK, f".{RECIPE}.part", f".{SEARCH}.part")  # what may be there before the recipe is
@@ -104,23 +100,3 @@ def last_locked(folder: Path) -> str | None:
     """Who trains into a folder, or was the last to; None if nobody has."""
     lock = folder / LOCK
     return lock.read_text() if lock.exists() else None
-
-
-def write_json(file: Path, value: Mapping[str, Any]) -> None:
-    write_atomically(file, lambda part: part.write_text(json.dumps(value, indent=2) + "\n"))
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a JSON value is a number to compute with and draw; whole numbers in JSON can be of any size."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise Damaged(file, f"is damaged: it is not valid JSON ({error})", "restore an intact copy") from None
-    if not isinstance(value, dict):
-        reason = f"is damaged: it holds a {type(value).__name__}, not an object"
-        raise Damaged(file, reason, "restore an intact copy")
-    return value

@@ -1,0 +1,35 @@
+"""Files of one JSON object each, and numbers in them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from metaaugment.atomic import write_atomically
+from metaaugment.sealed import Damaged
+
+MAX_NUMBER = 1e100
+
+
+def write_json(file: Path, value: Mapping[str, Any]) -> None:
+    write_atomically(file, lambda part: part.write_text(json.dumps(value, indent=2) + "\n"))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise damaged(file, f"it is not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise damaged(file, f"it holds a {type(value).__name__}, not an object")
+    return value
+
+
+def damaged(file: Path, reason: str) -> Damaged:
+    """The error for a file that nothing but a copy of it can replace."""
+    return Damaged(file, f"is damaged: {reason}", "restore an intact copy")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a JSON value is a number to compute with and draw; whole numbers in JSON can be of any size."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
