@@ -44,6 +44,13 @@ def copied(tree: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
     return _pack(tree, tensors, ""), tensors
 
 
+def part(tree: Any, tensors: Mapping[str, Tensor], name: str) -> tuple[Any, dict[str, Tensor]]:
+    """One entry of a tree that was `copied`, with its own tensors: what `write` takes."""
+    path = _below("", name)
+    within = {place: tensor for place, tensor in tensors.items() if place == path or place.startswith(f"{path}/")}
+    return tree[name], within
+
+
 def write(file: Path, kind: str, tree: Any, tensors: Mapping[str, Tensor]) -> None:
     state = json.dumps({"kind": kind, "tree": tree})
     metadata = {"state": state, "sha256": _digest(tensors, state)}

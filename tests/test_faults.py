@@ -438,7 +438,7 @@ def test_a_long_epoch_has_checkpoints_within_it(
     undisturbed: Path, tmp_path: Path, at: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "WITHIN", 0.0)
-    monkeypatch.setattr(checkpoint.Checkpoints, "due", property(lambda self: self.wait() is None))
+    monkeypatch.setattr(checkpoint.Checkpoints, "due", lambda self: self.wait() is None)
     at(7, raises(Killed()))
     with pytest.raises(Killed):
         program(*DIGITS, "--out", tmp_path / "run")

@@ -145,6 +145,15 @@ def test_what_was_copied_is_not_what_changes_later(file: Path) -> None:
     assert same(sealed.load(file, "test"), {"a": torch.zeros(3), "b": [torch.zeros(3)]})
 
 
+def test_a_part_of_what_was_copied_is_written_alone(file: Path) -> None:
+    tree = {"look": {"a": torch.zeros(3), "b": [torch.ones(2)]}, "looks": {"a": torch.ones(1)}, "a/b": {"n": 1}}
+    for name, entry in tree.items():
+        part, tensors = sealed.part(*sealed.copied(tree), name)
+        sealed.write(file, "test", part, tensors)
+        assert same(sealed.load(file, "test"), entry)
+        assert len(tensors) == len(sealed.copied(entry)[1]), "those of its neighbors are not in the file"
+
+
 def test_what_is_no_json_is_refused_before_anything_is_written(file: Path) -> None:
     with pytest.raises(TypeError):
         sealed.save(file, "test", {"a": object()})

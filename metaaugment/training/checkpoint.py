@@ -40,17 +40,18 @@ class Checkpoints:
         self._saved = -math.inf  # when the last state was copied
         self._took = 0.0  # seconds to copy and write it
 
-    @property
     def due(self) -> bool:
-        """Whether none is being written, and the last one is long enough ago for what it cost."""
+        """Whether none is being written, and the last one is long enough ago for what it cost.
+
+        Raises what went wrong with one that could not be written.
+        """
         if self._writing is not None and self._writing.done():
             self.wait()
         return self._writing is None and time.monotonic() - self._saved >= self._took / SHARE
 
-    @property
     def overdue(self) -> bool:
         """Whether a kill would now lose so much that a checkpoint should not wait for the end of the epoch."""
-        return time.monotonic() - max(self._began, self._saved) >= WITHIN and self.due
+        return time.monotonic() - max(self._began, self._saved) >= WITHIN and self.due()
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Copy a state and have it written in the background; raises what went wrong with the one before."""
@@ -86,8 +87,7 @@ def put(folder: Path, tree: Any, tensors: Mapping[str, Tensor]) -> None:
     `checkpoint.json` tells people where the run stands; the program never reads it.
     """
     if tree.get("look"):
-        part = {name: tensor for name, tensor in tensors.items() if name.startswith("/look/")}
-        sealed.write(folder / LOOK, "look", tree["look"], part)
+        sealed.write(folder / LOOK, "look", *sealed.part(tree, tensors, "look"))
     write_json(folder / "checkpoint.json", {k: v for k, v in tree.items() if isinstance(v, str | int | float)})
     last, before = folder / LAST, folder / BEFORE
     if last.exists():

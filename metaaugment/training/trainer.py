@@ -157,7 +157,7 @@ class Trainer:
             if self.step < self.train.steps:
                 self._stop_if_asked(interruption)
                 # Several processes would have to agree on when, and their epochs are shorter anyway.
-                if world_size() == 1 and self.checkpoints.overdue:
+                if world_size() == 1 and self.checkpoints.overdue():
                     self.save()
         sums = self.sums.cpu()  # waits for the device
         self.seconds = time.perf_counter() - started
@@ -196,7 +196,7 @@ class Trainer:
             self._start_streams()
         # The row first: a run killed in between repeats the epoch, and the row with it.
         self.log.append(row)
-        if self.checkpoints.due or self.epoch == self.epochs or self._phase(self.epoch) is not phase:
+        if self.checkpoints.due() or self.epoch == self.epochs or self._phase(self.epoch) is not phase:
             self.save()
         self._tell(lambda watcher: watcher.ended_epoch(self, row))
 
