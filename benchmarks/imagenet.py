@@ -33,6 +33,7 @@ from metaaugment.data.images import Images
 from metaaugment.experiments import run
 from metaaugment.experiments.experiment import assemble
 from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.training.machine import choose_device
 
@@ -113,7 +114,7 @@ def measure(source: str, what: str, data: DataSet, base: Recipe, workers: int, d
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder:
-        place = run.Place(device=device, workers=workers)
+        place = Place(device=device, workers=workers)
         training = run.trainer(experiment, place, Path(folder), Reader(place.readers), [])
         training.run()
     speed = statistics.median(row["images_per_second"] for row in training.log.rows[1:])

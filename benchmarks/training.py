@@ -21,9 +21,11 @@ from tyro.conf import Positional
 from metaaugment.bench import step
 from metaaugment.bench.record import timed, write
 from metaaugment.data import DataSet, dataset
+from metaaugment.data.batches import Reader
 from metaaugment.experiments import run
 from metaaugment.experiments.experiment import assemble
 from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
 from metaaugment.training.log import Row
 from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Trainer, Watcher
@@ -69,7 +71,7 @@ def measure(
     name: str,
     what: str,
     data: DataSet,
-    place: run.Place,
+    place: Place,
     epochs: int,
     repeats: int,
     device: str,
@@ -83,7 +85,7 @@ def measure(
     experiment = assemble(recipe, data, torch.device(device), Console(quiet=True))
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = run.trainer(experiment, place, Path(folder), run.Reader(), [clock])
+        trainer = run.trainer(experiment, place, Path(folder), Reader(), [clock])
         trainer.run()
     epoch = statistics.median(after - before for before, after in zip(clock.times[1:], clock.times[2:], strict=False))
     alone, steps = statistics.median(clock.steps[1:]), trainer.train.steps
@@ -108,7 +110,7 @@ def main(recipes: Positional[tuple[str, ...]] = ("cifar10-wrn-40-2",), data: Pat
         baseline, recipe = None, RECIPES[name]()
         images = dataset(recipe.dataset, data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class)
         for what in dict.fromkeys(("baseline", *variants)):  # first what the others are compared with
-            figures.append(measure(name, what, images, run.Place(device=device), epochs, repeats, device, baseline))
+            figures.append(measure(name, what, images, Place(device=device), epochs, repeats, device, baseline))
             baseline = baseline or figures[-1].epoch_seconds
             print(asdict(figures[-1]), flush=True)
             write(out, device, figures, epochs=epochs)  # after each one: they take minutes, and may be ended early

@@ -29,6 +29,7 @@ from metaaugment.data import Images
 from metaaugment.experiments import run
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.report import figures
 from metaaugment.training.progress import duration
@@ -45,7 +46,7 @@ def train(method: str, seed: int, epochs: int, folder: Path) -> tuple[str, int, 
     """The test accuracy of one run, in a process of its own."""
     torch.set_num_threads(1)
     out = folder / f"{method}-seed{seed}"
-    place = run.Place(resume=out, device="cpu") if (out / "recipe.json").exists() else run.Place(out=out, device="cpu")
+    place = Place(resume=out, device="cpu") if (out / "recipe.json").exists() else Place(out=out, device="cpu")
     return method, seed, run.train(recipe(method, seed, epochs), place, Console(quiet=True))["test_accuracy"]
 
 

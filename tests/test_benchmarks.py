@@ -14,6 +14,7 @@ from rich.console import Console
 from metaaugment.data.batches import Batches
 from metaaugment.experiments import run
 from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
 from metaaugment.training.interruption import Interrupted
 
 from endings import Stop
@@ -35,7 +36,7 @@ def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "Lines", lambda console: Stop(6))
         with pytest.raises(Interrupted):
-            run.train(recipe, run.Place(out=out), Console(quiet=True))
+            run.train(recipe, Place(out=out), Console(quiet=True))
     return out
 
 
@@ -53,7 +54,7 @@ def test_a_look_ahead_by_zero_is_the_gradient_at_w(unfinished: Path, tmp_path: P
     found = looked("look_ahead.py", unfinished, tmp_path, "--batches", 1, "--validation", 60)
     assert found["samples"] == 50
     assert found["look ahead"].keys() == {*(f"{n} × the learning rate" for n in (0, 1, 3, 10)), "learned"}
-    was = run.as_it_was(unfinished, run.Place(), Console(quiet=True))
+    was = run.as_it_was(unfinished, Place(), Console(quiet=True))
     was.learner.part = was.train.batch
     validation = Batches(was.validation.split, 60, 0, was.train.device, was.train.reader).since(0)
     seen = was.learner.observe(*next(was.train.since(0)))

@@ -20,10 +20,11 @@ from rich.console import Console
 from metaaugment import sealed
 from metaaugment.baselines import published
 from metaaugment.data import DataSet, Images, dataset
-from metaaugment.data.batches import Batch
+from metaaugment.data.batches import Batch, Reader
 from metaaugment.experiments import experiment, run
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import LEARNING, Recipe
 from metaaugment.learner import Learner
 from metaaugment.training import checkpoint, machine, trainer
@@ -45,7 +46,7 @@ def small(**values: Any) -> Recipe:
 
 
 def train(out: Path, resume: bool = False, **values: Any) -> dict[str, Any]:
-    place = run.Place(resume=out) if resume else run.Place(out=out)
+    place = Place(resume=out) if resume else Place(out=out)
     return run.train(small(**values), place, QUIET)
 
 
@@ -80,13 +81,13 @@ UPDATES = {2: ("2 policy updates", "2.1"), 4: ("1 policy update", "1.6"), 8: ("0
 @pytest.mark.parametrize(("every", "updates"), UPDATES.items())
 def test_it_introduces_itself_with_what_an_epoch_has(every: int, updates: tuple[str, str], tmp_path: Path) -> None:
     said = io.StringIO()
-    run.train(small(epochs=1, every=every), run.Place(out=tmp_path / "run"), Console(file=said, width=500))
+    run.train(small(epochs=1, every=every), Place(out=tmp_path / "run"), Console(file=said, width=500))
     number, cost = updates
     assert f"an epoch is 4 steps of 50 images and {number} of 100 validation images, about {cost} ×" in said.getvalue()
     copied, unknown = io.StringIO(), io.StringIO()
-    run.train(small(epochs=1, every=2, copies=2), run.Place(out=tmp_path / "copied"), Console(file=copied, width=500))
+    run.train(small(epochs=1, every=2, copies=2), Place(out=tmp_path / "copied"), Console(file=copied, width=500))
     assert "about 3.5 × plain" in copied.getvalue()  # 2 + (2 · 0.8 + 2 · 0.7) / 2
-    run.train(small(epochs=1, route="forward"), run.Place(out=tmp_path / "route"), Console(file=unknown, width=500))
+    run.train(small(epochs=1, route="forward"), Place(out=tmp_path / "route"), Console(file=unknown, width=500))
     assert "× plain" not in unknown.getvalue()
 
 
@@ -100,7 +101,7 @@ def test_flags_without_effect_are_said_so_and_have_none(tmp_path: Path) -> None:
     }  # fmt: skip
     assert values.keys() == LEARNING
     said = io.StringIO()
-    place = run.Place(out=tmp_path / "changed")
+    place = Place(out=tmp_path / "changed")
     recipe = small(epochs=2, method="randaugment", **values)
     changed = run.train(recipe, place, Console(file=said, width=500), frozenset(["epsilon", "every", "epochs"]))
     assert "--epsilon, --every have no effect: --method randaugment learns no policy" in said.getvalue()
@@ -131,7 +132,7 @@ def test_flags_of_other_methods_are_said_to_have_no_effect_and_have_none(
     said = io.StringIO()
     recipe = small(epochs=1, method=method, **values)
     assert values.keys() <= recipe.idle().keys()
-    changed = run.train(recipe, run.Place(out=tmp_path / "changed"), Console(file=said, width=500), frozenset(values))
+    changed = run.train(recipe, Place(out=tmp_path / "changed"), Console(file=said, width=500), frozenset(values))
     assert why in said.getvalue()
     plain = train(tmp_path / "plain", epochs=1, method=method)
     for name in ("test_accuracy", "test_loss", "val_accuracy"):
@@ -153,14 +154,14 @@ def test_what_decides_nothing_depends_on_the_rest_of_a_recipe() -> None:
 
 def test_a_policy_that_will_never_be_updated_is_said_so_at_the_start(tmp_path: Path) -> None:
     said = io.StringIO()
-    run.train(small(epochs=1, every=5), run.Place(out=tmp_path / "run"), Console(file=said, width=500))
+    run.train(small(epochs=1, every=5), Place(out=tmp_path / "run"), Console(file=said, width=500))
     assert "the policy will never be updated: --every is 5, and it has only 4 steps to learn in;" in said.getvalue()
     single = io.StringIO()
-    run.train(small(epochs=1, batch=200), run.Place(out=tmp_path / "single"), Console(file=single, width=500))
+    run.train(small(epochs=1, batch=200), Place(out=tmp_path / "single"), Console(file=single, width=500))
     assert "; an epoch is 1 step of 200 images" in single.getvalue()
     assert "--every is 2, and it has only 1 step to learn in;" in single.getvalue()
     longer = io.StringIO()
-    run.train(small(epochs=2, every=5), run.Place(out=tmp_path / "longer"), Console(file=longer, width=500))
+    run.train(small(epochs=2, every=5), Place(out=tmp_path / "longer"), Console(file=longer, width=500))
     assert "the policy will" not in longer.getvalue()
 
 
@@ -250,7 +251,7 @@ def test_a_policy_that_has_seen_what_is_held_back_is_refused(uninterrupted: Path
         with pytest.raises(ValueError, match=f"{flag}, but --policy .* was learned on digits"):
             train(tmp_path / "run", method="dada", policy=found, **changes)
     said = io.StringIO()
-    run.train(small(policy=file, epochs=1), run.Place(out=tmp_path / "run"), Console(file=said, width=500))
+    run.train(small(policy=file, epochs=1), Place(out=tmp_path / "run"), Console(file=said, width=500))
     assert "4 steps of 50 images; into" in said.getvalue(), "no updates of a policy that is not learned"
 
 
@@ -307,7 +308,7 @@ def test_a_signal_after_the_last_epoch_leaves_the_test_pass_to_resume(
         if moment == "before":
             patch.setattr(run, "Lines", lambda console: StopAtTheEnd(0, signum))
         with pytest.raises(Interrupted) as stop:
-            run.train(small(), run.Place(out=out), Console(file=said, width=500))
+            run.train(small(), Place(out=out), Console(file=said, width=500))
     assert stop.value.signum == signum
     assert tested == seen
     assert "stopped after epoch 3, step 0; nothing is lost, continue with: metaaugment train digits" in said.getvalue()
@@ -330,15 +331,15 @@ def test_a_mistake_that_the_first_step_shows_leaves_the_folder_free(
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "policy_backward", refuse)
         with pytest.raises(ValueError, match="another route"):
-            run.train(small(epochs=1), run.Place(out=tmp_path / "run"), Console(quiet=True))
-    run.train(small(epochs=1, route="forward"), run.Place(out=tmp_path / "run"), Console(quiet=True))
+            run.train(small(epochs=1), Place(out=tmp_path / "run"), Console(quiet=True))
+    run.train(small(epochs=1, route="forward"), Place(out=tmp_path / "run"), Console(quiet=True))
     assert (tmp_path / "run" / "result.json").exists()
 
 
 def test_who_stops_a_run_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "Lines", lambda console: Stop(5))
     said = io.StringIO()
-    place = run.Place(out=tmp_path / "my run", data=tmp_path)
+    place = Place(out=tmp_path / "my run", data=tmp_path)
     with pytest.raises(Interrupted):
         run.train(small(), place, Console(file=said, soft_wrap=True))
     command = f"metaaugment train digits --data {tmp_path} --resume '{tmp_path}/my run'"
@@ -478,7 +479,7 @@ def test_three_phases_on_image_files(after: int, tmp_path: Path, monkeypatch: py
 
     def files(out: Path, resume: bool = False) -> None:
         recipe = replace(RECIPES["folder"](), **phases)
-        place = run.Place(data=root, resume=out, workers=0) if resume else run.Place(data=root, out=out, workers=0)
+        place = Place(data=root, resume=out, workers=0) if resume else Place(data=root, out=out, workers=0)
         run.train(recipe, place, QUIET)
 
     files(tmp_path / "whole")
@@ -516,9 +517,9 @@ def test_what_the_three_phases_learn(tmp_path: Path) -> None:
             policy = {key: value.clone() for key, value in trainer.learner.policy.state_dict().items()}
             states[row["epoch"]] = (policy, row, trainer.learner)
 
-    place = run.Place(out=tmp_path)
+    place = Place(out=tmp_path)
     parts = run.prepare(small(**PHASES), place, QUIET)
-    trainer = run.trainer(parts, place, tmp_path, run.Reader(), [Keep(0)])
+    trainer = run.trainer(parts, place, tmp_path, Reader(), [Keep(0)])
     trainer.run()
     assert states[1][1]["effective_samples"] == pytest.approx(1)
     assert states[2][1]["effective_samples"] < 1
@@ -535,8 +536,8 @@ def test_what_the_three_phases_learn(tmp_path: Path) -> None:
 
 def test_a_frozen_phase_goes_on_from_a_checkpoint_that_has_tallies(tmp_path: Path) -> None:
     """Versions in which a fixed p had tallies, though nothing was counted, wrote those of each process."""
-    place = run.Place(device="cpu")
-    training = run.trainer(run.prepare(small(**PHASES), place, QUIET), place, tmp_path, run.Reader(), ())
+    place = Place(device="cpu")
+    training = run.trainer(run.prepare(small(**PHASES), place, QUIET), place, tmp_path, Reader(), ())
     training.learner, training.policy_optimizer = training._begin(2, None)
     state = training.state_dict()
     training.load_state_dict(state | {"epoch": 2, "tallies": [torch.zeros(3, 2, 14, 14)]})
@@ -547,8 +548,8 @@ def test_steps_are_made_once_for_each_learner(tmp_path: Path, monkeypatch: pytes
     """What was captured stays captured when batches start anew, as in a search that takes up one run after another."""
     made = []
     monkeypatch.setattr(trainer, "step_of", lambda learner, *_, **__: made.append(learner))
-    place = run.Place(device="cpu")
-    training = run.trainer(run.prepare(small(**PHASES), place, QUIET), place, tmp_path, run.Reader(), ())
+    place = Place(device="cpu")
+    training = run.trainer(run.prepare(small(**PHASES), place, QUIET), place, tmp_path, Reader(), ())
     for epoch in range(3):
         training.learner, training.policy_optimizer = training._begin(epoch, training.learner)
         training._start_streams()
@@ -560,9 +561,9 @@ def test_momentum_comes_back_in_the_layout_of_its_parameter(tmp_path: Path) -> N
     """Fused steps refuse others, as a run on a GPU, whose networks are channels_last, once did when it went on."""
 
     def trainer() -> Trainer:
-        parts = run.prepare(small(), run.Place(device="cpu"), QUIET)
+        parts = run.prepare(small(), Place(device="cpu"), QUIET)
         parts.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return run.trainer(parts, run.Place(device="cpu"), tmp_path, run.Reader(), [Stop(3)])
+        return run.trainer(parts, Place(device="cpu"), tmp_path, Reader(), [Stop(3)])
 
     tmp_path.mkdir(exist_ok=True)
     first, second = trainer(), trainer()
@@ -583,9 +584,9 @@ def test_a_run_on_a_gpu_goes_on_after_a_signal(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(run, "Lines", lambda console: Stop(10))
         with pytest.raises(Interrupted):
-            run.train(small(epochs=6), run.Place(out=tmp_path / "run", device="cuda"), QUIET)
+            run.train(small(epochs=6), Place(out=tmp_path / "run", device="cuda"), QUIET)
     before = rows(tmp_path / "run")
-    run.train(small(epochs=6), run.Place(resume=tmp_path / "run", device="cuda"), QUIET)
+    run.train(small(epochs=6), Place(resume=tmp_path / "run", device="cuda"), QUIET)
     after = rows(tmp_path / "run")
     assert after[: len(before)] == before
     assert len(after) == 6
@@ -671,7 +672,7 @@ def test_a_damaged_recipe_is_named(content: str, stopped: Path) -> None:
 
 def test_another_precision_is_refused(stopped: Path) -> None:
     with pytest.raises(ValueError, match="its precision is 'float32', not 'bf16'"):
-        run.train(small(), run.Place(resume=stopped, precision="bf16"), QUIET)
+        run.train(small(), Place(resume=stopped, precision="bf16"), QUIET)
 
 
 def test_a_run_without_a_checkpoint_starts_over(uninterrupted: Path, tmp_path: Path) -> None:
@@ -723,7 +724,7 @@ def test_resuming_under_another_flag_or_recipe_is_refused(stopped: Path) -> None
     with pytest.raises(ValueError, match=r"--lr is 0\.07, but .* was begun with 0\.1; leave out the flag"):
         train(stopped, resume=True, lr=0.07)
     with pytest.raises(ValueError, match="is a run of digits, not of omniglot-wrn-40-2"):
-        run.train(RECIPES["omniglot-wrn-40-2"](), run.Place(resume=stopped), QUIET)
+        run.train(RECIPES["omniglot-wrn-40-2"](), Place(resume=stopped), QUIET)
 
 
 def test_a_policy_that_has_moved_can_be_named_again_and_no_other(
@@ -771,10 +772,10 @@ def test_a_finished_run_is_told_where_its_policy_lies_and_is_looked_at_under_no_
     assert json.loads(recorded.read_text())["policy"] == str(file)
     assert train(tmp_path / "run", resume=True, policy=moved) == result
     assert json.loads(recorded.read_text())["policy"] == str(moved)
-    run.as_it_was(tmp_path / "run", run.Place(), QUIET)
+    run.as_it_was(tmp_path / "run", Place(), QUIET)
     policy.sampler_only().save(moved)
     with pytest.raises(ValueError, match=rf"was trained under another policy than {moved} is now; put that"):
-        run.as_it_was(tmp_path / "run", run.Place(), QUIET)
+        run.as_it_was(tmp_path / "run", Place(), QUIET)
 
 
 def test_a_checkpoint_leaves_out_what_the_policy_file_holds(

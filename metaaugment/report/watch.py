@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from metaaugment.report.page import Report
-from metaaugment.report.runs import LOG, run_folders
+from metaaugment.report.runs import run_folders
 from metaaugment.training.checkpoint import LOOK
 from metaaugment.training.folder import DIAGNOSIS, RECIPE, RESULT
 from metaaugment.training.interruption import Interrupted, Interruption
+from metaaugment.training.log import LOG
 
 LOOK_EVERY = 0.5  # seconds
 REFRESH = 5  # seconds after which the page reloads itself
