@@ -1,10 +1,11 @@
-"""Files that are written whole: whoever reads sees the old file or the new one, never a part."""
+"""Writing whole or not at all: a file, of which whoever reads sees the old one or the new one, or a line of a file."""
 
 import errno
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 try:
@@ -32,6 +33,36 @@ def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
                 part.unlink(missing_ok=True)
     except OSError as error:  # name the file itself, not its part
         raise OSError(error.errno, error.strerror or str(error), str(file)) from None
+
+
+def append_line(file: Path, line: str) -> None:
+    """Write a line at the end of a file: all of it or, on a full disk, nothing. A half-written one is ended first.
+
+    Several processes may do so at once.
+    """
+    try:
+        with file.open("ab+", buffering=0) as content:
+            if fcntl is not None:
+                with suppress(OSError):  # a file system without locks
+                    # Others wait: restoring the length must not cut off their lines.
+                    fcntl.flock(content, fcntl.LOCK_EX)
+            _append(content, line.encode() + b"\n")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None
+
+
+def _append(content: FileIO, line: bytes) -> None:
+    length = content.seek(0, os.SEEK_END)
+    torn = length > 0 and os.pread(content.fileno(), 1, length - 1) != b"\n"
+    rest = b"\n" + line if torn else line
+    try:
+        while rest:
+            rest = rest[content.write(rest) :]
+        os.fsync(content.fileno())
+    except OSError:
+        with suppress(OSError):  # a device has no length; the first error says more
+            content.truncate(length)
+        raise
 
 
 @contextmanager

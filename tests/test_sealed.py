@@ -20,6 +20,7 @@ from torch import Tensor
 
 from metaaugment import atomic, sealed
 from metaaugment.sealed import Damaged
+from metaaugment.training.log import Log
 
 from users import ordinary_user
 
@@ -406,6 +407,19 @@ def test_a_disk_that_is_full_when_it_is_flushed_leaves_the_old_file(
         with pytest.raises(OSError, match="No space left"):
             sealed.save(file, "test", NEW)
     assert_old(file)
+
+
+def test_a_line_that_does_not_fit_on_the_disk_leaves_the_lines_before_it(file: Path) -> None:
+    """The system takes the part that fits, without an error, and refuses the rest."""
+    log = Log(file)
+    log.append({"epoch": 1})
+    before = file.read_bytes()
+    with no_file_above(len(before) + 10), pytest.raises(OSError, match="File too large") as caught:
+        log.append({"epoch": 2, "train_loss": 0.5})
+    assert caught.value.filename == str(file)
+    assert file.read_bytes() == before
+    log.append({"epoch": 2})
+    assert file.read_text() == '{"epoch": 1}\n{"epoch": 2}\n'
 
 
 def test_a_file_is_on_the_disk_before_it_is_in_place(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Runs as a report reads them: what their folders hold, and in plain words what is missing."""
 
-import json
 import math
 import os
 import re
@@ -19,7 +18,7 @@ from metaaugment.report.seen import Seen, printable
 from metaaugment.report.seen import read as read_seen
 from metaaugment.training.checkpoint import LOOK
 from metaaugment.training.folder import DIAGNOSIS, RECIPE, RESULT, SEARCH
-from metaaugment.training.json_file import MAX_NUMBER, is_number, read_json
+from metaaugment.training.json_file import MAX_NUMBER, is_number, read_json, row_of
 from metaaugment.training.log import FIGURES, LOG, Row
 from metaaugment.training.look import QUANTILES
 from metaaugment.training.progress import number_of
@@ -213,11 +212,8 @@ def _rows(file: Path, missing: list[str]) -> list[Row]:
     rows: dict[int, Row] = {}
     bad = []
     for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and is_count(row.get("epoch")) and row["epoch"] > 0:
+        row = row_of(line)
+        if row is not None and is_count(row.get("epoch")) and row["epoch"] > 0:
             rows[row["epoch"]] = row
         elif line.strip():
             bad.append(number)

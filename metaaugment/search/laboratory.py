@@ -1,11 +1,8 @@
 """What all trials of a search share: the recipe, the data, a folder of records, and one way to train a network."""
 
-import fcntl
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import torch
 from rich.console import Console
 from torch.optim import Optimizer
 
+from metaaugment.atomic import append_line
 from metaaugment.data import DataSet
 from metaaugment.data.batches import Reader
 from metaaugment.experiments import run
@@ -23,7 +21,7 @@ from metaaugment.learner import Learner
 from metaaugment.search.records import understood
 from metaaugment.training.folder import TRIALS
 from metaaugment.training.interruption import Interrupted, Interruption
-from metaaugment.training.json_file import is_number
+from metaaugment.training.json_file import is_number, row_of
 from metaaugment.training.log import Row
 from metaaugment.training.machine import choose_device
 from metaaugment.training.trainer import Phase, Trainer
@@ -70,27 +68,12 @@ class Laboratory:
         file = self.folder / TRIALS
         with understood(file):
             lines = file.read_text().splitlines() if file.exists() else ()
-        rows = []
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            seconds = row.get("seconds") if isinstance(row, dict) else None
-            if is_number(seconds) and seconds >= 0:
-                rows.append(row)
-        return rows
+        rows = (row_of(line) or {} for line in lines)
+        return [row for row in rows if is_number(seconds := row.get("seconds")) and seconds >= 0]
 
     def note(self, row: Row) -> None:
         """Record a finished trial: `objective`, `seconds` and anything else. Several processes may do so at once."""
-        path = self.folder / TRIALS
-        try:
-            with path.open("ab+", buffering=0) as file:
-                # Others wait: restoring the length must not cut off their rows.
-                fcntl.flock(file, fcntl.LOCK_EX)
-                _append(file, json.dumps(row).encode() + b"\n")
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None
+        append_line(self.folder / TRIALS, json.dumps(row))
 
     def stop_if_asked(self) -> None:
         """Raise `Interrupted` after a signal; called between trials, where the search can be resumed."""
@@ -99,20 +82,6 @@ class Laboratory:
 
     def say(self, sentence: str) -> None:
         self.console.print(sentence, soft_wrap=True)
-
-
-def _append(file: FileIO, line: bytes) -> None:
-    """Write a line at the end of a file: all of it or, on a full disk, nothing. A half-written one is ended first."""
-    length = file.seek(0, os.SEEK_END)
-    torn = length > 0 and os.pread(file.fileno(), 1, length - 1) != b"\n"
-    rest = b"\n" + line if torn else line
-    try:
-        while rest:
-            rest = rest[file.write(rest) :]
-        os.fsync(file.fileno())
-    except OSError:
-        file.truncate(length)
-        raise
 
 
 def another_tenth(before: int, done: int, total: int) -> bool:

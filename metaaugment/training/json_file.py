@@ -1,4 +1,4 @@
-"""Files of one JSON object each, and numbers in them."""
+"""Files of one JSON object, or of one a line, and the numbers in them."""
 
 import json
 from collections.abc import Mapping
@@ -28,6 +28,15 @@ def read_json(file: Path) -> dict[str, Any]:
 def damaged(file: Path, reason: str) -> Damaged:
     """The error for a file that nothing but a copy of it can replace."""
     return Damaged(file, f"is damaged: {reason}", "restore an intact copy")
+
+
+def row_of(line: str) -> dict[str, Any] | None:
+    """The object that a line holds; None if it was left half written by a killed process, or is anything else."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def is_number(value: object) -> TypeGuard[float]:

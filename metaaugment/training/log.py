@@ -1,12 +1,11 @@
 """`log.jsonl`: one JSON object per epoch."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from metaaugment.atomic import write_atomically
+from metaaugment.atomic import append_line, write_atomically
 
 LOG = "log.jsonl"
 FIGURES = ("train_loss", "val_loss", "val_accuracy", "alpha", "effective_samples")  # in every row, among others
@@ -25,15 +24,8 @@ class Log:
 
     def append(self, row: Row) -> None:
         self.rows.append(row)
-        if self.file is None:
-            return
-        try:
-            with self.file.open("a") as content:
-                content.write(json.dumps(row) + "\n")
-                content.flush()
-                os.fsync(content.fileno())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.file)) from None
+        if self.file is not None:
+            append_line(self.file, json.dumps(row))
 
     def restore(self, rows: Sequence[Row]) -> None:
         """Hold exactly these rows; any that a killed run wrote after its last checkpoint are dropped."""
