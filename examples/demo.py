@@ -32,7 +32,7 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.report import figures
-from metaaugment.training.progress import duration
+from metaaugment.words import duration
 
 METHODS = ("metaaugment", "randaugment", "baseline")  # the longest first, so that no core waits at the end
 

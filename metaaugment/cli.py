@@ -397,7 +397,8 @@ def diagnose(
     from metaaugment.report import diagnosis, figures
     from metaaugment.training import folder
     from metaaugment.training.json_file import write_json
-    from metaaugment.training.progress import counted, number_of
+    from metaaugment.training.progress import counted
+    from metaaugment.words import number_of
 
     if picture is not None:
         figures.check(picture, "--picture")

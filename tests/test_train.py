@@ -27,7 +27,7 @@ from metaaugment.data.files import ImageFiles
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.training import progress
-from metaaugment.training.progress import duration
+from metaaugment.words import duration
 
 from commands import program
 from trees import use_cifar, write_cifar10, write_folder, write_omniglot

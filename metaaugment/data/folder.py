@@ -13,6 +13,7 @@ import torch
 from metaaugment.data.files import ImageFiles
 from metaaugment.data.layout import Missing
 from metaaugment.data.splits import Splits, split
+from metaaugment.words import number_of, some
 
 # Which files are images; how each is decoded follows from its content.
 EXTENSIONS = (
@@ -77,7 +78,7 @@ def read_imagenet(root: Path, seed: int, held_out: tuple[float, float] = IMAGENE
     train = scan(folder, folder / "train")
     trees = {"train": train, "test": scan_like(train, folder, folder / "val")}
     if absent := trees["test"].without_images():
-        raise ValueError(f"{folder / 'val'} lacks {_some(absent)}; it must have the class folders of {train.folder}")
+        raise ValueError(f"{folder / 'val'} lacks {some(absent)}; it must have the class folders of {train.folder}")
     remarks = ["the official validation images are the test set"]
     if len(trees["train"].classes) != IMAGENET_CLASSES:
         remarks.append(f"{len(trees['train'].classes)} of ImageNet's {IMAGENET_CLASSES:,} classes")
@@ -132,7 +133,7 @@ def scan(root: Path, folder: Path) -> Tree:
     if len(tree.classes) == 1:
         raise ValueError(f"{folder} has one class folder, {tree.classes[0]}; a classifier needs at least 2")
     if empty := tree.without_images():
-        raise ValueError(f"no images in class {_some(empty)} of {folder}; add some ({KINDS}), or remove the folder")
+        raise ValueError(f"no images in class {some(empty)} of {folder}; add some ({KINDS}), or remove the folder")
     return tree
 
 
@@ -144,7 +145,7 @@ def scan_like(train: Tree, root: Path, folder: Path) -> Tree:
     tree = _tree(root, folder)
     if extra := sorted(set(tree.classes) - set(train.classes)):
         raise ValueError(
-            f"{folder} has class {_some(extra)}, which {train.folder} lacks; add training images, or remove the folder"
+            f"{folder} has class {some(extra)}, which {train.folder} lacks; add training images, or remove the folder"
         )
     files = dict(zip(tree.classes, tree.names, strict=True))
     if sum(map(bool, tree.names)) < 2:
@@ -195,12 +196,12 @@ def cut(
     told = [f"{len(train.classes):,} classes of {root}"]
     for tree in trees.values():
         if absent := tree.without_images():
-            told.append(f"{tree.folder.name} has no images of class {_some(absent)}")
+            told.append(f"{tree.folder.name} has no images of class {some(absent)}")
     for name, share in shares.items():
         told.append(f"for {WORDS[name]} {share:.0%} of each class, cut from the training images by seed {seed}")
     if others := sum((tree.others for tree in trees.values()), Counter[str]()):
         files = "file was" if others.total() == 1 else "files were"
-        told.append(f"{others.total():,} {files} not read: {_some([kind for kind, _ in others.most_common()])}")
+        told.append(f"{others.total():,} {files} not read: {some([kind for kind, _ in others.most_common()])}")
     return Splits(splits["train"], splits["val"], splits["test"], train.classes, "; ".join((*told, *remarks)))
 
 
@@ -219,7 +220,7 @@ def _check_enough(train: Tree, shares: dict[str, float]) -> None:
     if few:
         needed = max(next(enough for enough in itertools.count(n) if left(enough) >= 1) for n in few.values())
         raise ValueError(
-            f"too few images in class {_some([f'{name} ({n})' for name, n in few.items()])} of {train.folder} to hold "
+            f"too few images in class {some([f'{name} ({n})' for name, n in few.items()])} of {train.folder} to hold "
             f"some out for {' and '.join(WORDS[part] for part in shares)}, which takes {needed} of each; add images, "
             "remove these classes, or hold images out yourself, in folders named train, val and test"
         )
@@ -230,13 +231,8 @@ def _unused(folders: Sequence[str], above: Sequence[Path]) -> list[str]:
     unused = list(folders)
     for folder in above:
         if n := sum(1 for _ in _files(folder)):
-            unused.append(f"{n:,} {'image' if n == 1 else 'images'} directly in {folder.name or folder}")
+            unused.append(f"{number_of('image', n)} directly in {folder.name or folder}")
     return [f"not used: {', '.join(unused)}"] if unused else []
-
-
-def _some(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _image_files(root: Path, tree: Tree, size: int) -> ImageFiles:

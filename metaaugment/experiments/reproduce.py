@@ -18,7 +18,7 @@ from metaaugment.experiments.tables import Row
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.machine import choose_device
-from metaaugment.training.progress import duration, number_of
+from metaaugment.words import duration, number_of
 
 # Trainings that share a device: on an H200 four of WRN-40-2 at once took 0.65 of the time they take in turn.
 AT_ONCE = {"cuda": 4, "cpu": 1}

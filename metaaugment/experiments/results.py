@@ -12,7 +12,7 @@ from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry, folde
 from metaaugment.training.json_file import is_number, read_json
 from metaaugment.training.log import FIGURES
 from metaaugment.training.machine import single
-from metaaugment.training.progress import duration
+from metaaugment.words import duration
 
 Result = dict[str, Any]
 Course = dict[str, list[float | None]]

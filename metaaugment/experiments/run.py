@@ -34,9 +34,10 @@ from metaaugment.training.json_file import read_json, write_json
 from metaaugment.training.launch import launch, restarted
 from metaaugment.training.look import Look
 from metaaugment.training.machine import deterministic, machine
-from metaaugment.training.progress import Bar, Lines, TensorBoard, duration, number_of
+from metaaugment.training.progress import Bar, Lines, TensorBoard
 from metaaugment.training.schedule import cosine
 from metaaugment.training.trainer import Phase, Trainer, Watcher, check_identity
+from metaaugment.words import duration, number_of
 
 # Seconds that restarted processes wait for those before them to release the folder.
 DYING = 30.0

@@ -13,8 +13,7 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.results import spread
 from metaaugment.report.runs import Run
-from metaaugment.report.seen import printable
-from metaaugment.training.progress import duration
+from metaaugment.words import duration, printable
 
 # What runs must share for their times to be comparable.
 SAME_WORK = ("name", "dataset", "network", "batch", "size", "per_class")

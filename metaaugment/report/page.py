@@ -24,7 +24,8 @@ from metaaugment.report.figures import describe
 from metaaugment.report.picture import ABOVE, BELOW, COLORS, Picture, tint
 from metaaugment.report.preferences import by_class, by_function, extremes, single
 from metaaugment.report.runs import Run
-from metaaugment.report.seen import Seen, printable
+from metaaugment.report.seen import Seen
+from metaaugment.words import printable
 
 GENERATOR = "metaaugment report"
 PRECISION = 1000  # p is written in this many parts of the uniform probability

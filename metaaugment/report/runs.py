@@ -14,14 +14,14 @@ import numpy as np
 from metaaugment.embedding import K
 from metaaugment.experiments.diagnosis import Diagnosis
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.report.seen import Seen, printable
+from metaaugment.report.seen import Seen
 from metaaugment.report.seen import read as read_seen
 from metaaugment.training.checkpoint import LOOK
 from metaaugment.training.folder import DIAGNOSIS, RECIPE, RESULT, SEARCH
 from metaaugment.training.json_file import MAX_NUMBER, is_number, read_json, row_of
 from metaaugment.training.log import FIGURES, LOG, Row
 from metaaugment.training.look import QUANTILES
-from metaaugment.training.progress import number_of
+from metaaugment.words import number_of, printable, some
 
 INNER = re.compile(r"fold-\d+|trial-\d+|training|children")  # folders that a search trains in, which are no runs
 T = TypeVar("T")
@@ -218,22 +218,19 @@ def _rows(file: Path, missing: list[str]) -> list[Row]:
         elif line.strip():
             bad.append(number)
     if bad:
-        missing.append(f"{_some('line', bad)} of {file.name} cannot be read as a row, and {_is(bad)} left out")
+        missing.append(f"{_numbered('line', bad)} of {file.name} cannot be read as a row, and {_is(bad)} left out")
     if not rows:
         missing.append(f"{file.name} has no row for an epoch yet")
     for key in FIGURES:
         gaps = [epoch for epoch, row in rows.items() if not is_number(row.get(key))]
         if gaps:
-            missing.append(f"{key} is missing or not finite in {_some('epoch', gaps)}")
+            missing.append(f"{key} is missing or not finite in {_numbered('epoch', gaps)}")
     return [rows[epoch] for epoch in sorted(rows)]
 
 
-def _some(what: str, numbers: Sequence[int]) -> str:
-    """A few of them by number."""
-    if len(numbers) == 1:
-        return f"{what} {numbers[0]}"
-    named = ", ".join(map(str, numbers[:3]))
-    return f"{what}s {named}" + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
+def _numbered(noun: str, numbers: Sequence[int]) -> str:
+    """Line 4, or lines 1, 2, 3 and 2 more."""
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {some(numbers)}"
 
 
 def _is(numbers: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from metaaugment import sealed
 from metaaugment.ops import find_space
 from metaaugment.transformation import Transformation
+from metaaugment.words import printable
 
 # Share of the epochs seen that counts as recent: earlier samples were weighted by a policy that has changed since.
 RECENT = 0.5
@@ -100,8 +101,3 @@ def _seen(tree: Mapping[str, Any]) -> Seen:
         int(tree["epoch"]), str(tree["space"]), names, samples["epoch"].numpy(), samples["place"].numpy(),
         label.numpy(), t, arrays["weight"], arrays["loss"], pictures,
     )  # fmt: skip
-
-
-def printable(name: object) -> str:
-    """A name that a page can hold, even that of a file whose name is not valid Unicode."""
-    return str(name).encode("utf-8", "replace").decode()

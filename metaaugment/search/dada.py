@@ -14,8 +14,8 @@ from metaaugment.experiments.recipe import Recipe
 from metaaugment.search.laboratory import Laboratory, another_tenth
 from metaaugment.search.relaxed import FUNCTIONS, RelaxedLearner, RelaxedPolicy
 from metaaugment.training.log import Row
-from metaaugment.training.progress import number_of
 from metaaugment.training.trainer import Trainer, Watcher
+from metaaugment.words import number_of
 
 SPACE, MAX_LEVEL = "faa", 1
 ROW = {"trial": int, "objective": float | None, "val_accuracy": float, "train_loss": float | None}  # what all rows have

@@ -54,9 +54,9 @@ from metaaugment.training.evaluation import evaluating
 from metaaugment.training.folder import SEARCH, TRIALS
 from metaaugment.training.json_file import read_json
 from metaaugment.training.log import Row
-from metaaugment.training.progress import number_of
 from metaaugment.training.trainer import Trainer, Watcher
 from metaaugment.transformation import apply
+from metaaugment.words import number_of
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -15,7 +15,7 @@ from metaaugment.search.population import POPULATION, RAY_FOLDER, Functions, int
 from metaaugment.search.records import understood
 from metaaugment.training.json_file import read_json
 from metaaugment.training.log import Row
-from metaaugment.training.progress import number_of
+from metaaugment.words import number_of
 
 # In PBA's own order, as in the schedules that its authors released.
 PBA_FUNCTIONS = (

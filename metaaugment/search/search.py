@@ -24,8 +24,8 @@ from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.json_file import read_json, write_json
 from metaaugment.training.log import Row
 from metaaugment.training.machine import commit, machine
-from metaaugment.training.progress import duration, number_of
 from metaaugment.training.trainer import check_identity
+from metaaugment.words import duration, number_of
 
 
 @dataclass(frozen=True)

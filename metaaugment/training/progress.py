@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from metaaugment.training.log import Row
 from metaaugment.training.trainer import Trainer, Watcher
+from metaaugment.words import duration
 
 REFRESH = 1.0  # seconds between looks at the running loss, each of which waits for the device
 NEWS = 30.0  # seconds between progress lines of a loop that has no epochs
@@ -117,16 +118,3 @@ def _told(loop: Sequence[int], what: str, console: Console) -> Iterator[int]:
             told, left = now, (now - began) / done * (len(loop) - done)
             console.print(f"{what}: {done} of {len(loop)}, {duration(left)} left")
         yield step
-
-
-def number_of(noun: str, number: int) -> str:
-    """A count and its noun: 1 epoch, 2 epochs."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def duration(seconds: float) -> str:
-    """As people say it: 48 s, 12 min, 3 h 20 min."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,27 @@
+"""Counts, durations and names as people read them."""
+
+from collections.abc import Sequence
+
+
+def number_of(noun: str, number: int) -> str:
+    """A count and its noun: 1 epoch, 2 epochs."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """As people say it: 48 s, 12 min, 3 h 20 min."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def some(names: Sequence[object]) -> str:
+    """The first three, and how many more there are: cat, dog, horse and 7 more."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(str, names[:3])) + more
+
+
+def printable(name: object) -> str:
+    """A name that a page can hold, even that of a file whose name is not valid Unicode."""
+    return str(name).encode("utf-8", "replace").decode()
