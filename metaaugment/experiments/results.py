@@ -9,7 +9,7 @@ from typing import Any
 from metaaugment.atomic import write_atomically
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry, folder_name
-from metaaugment.training.json_file import is_number, read_json
+from metaaugment.training.json_file import damaged, is_number, read_json
 from metaaugment.training.log import FIGURES
 from metaaugment.training.machine import single
 from metaaugment.words import duration
@@ -45,27 +45,18 @@ def read_result(file: Path) -> Result:
     for key in (accuracy, "epochs", "seconds", "images_per_second"):
         value = result.get(key)
         if not is_number(value) or value < 0:
-            raise ValueError(
-                f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a number; restore an intact copy"
-            )
+            raise damaged(file, f"its {key} is {str(value)[:40]!r}, not a number")
     if result[accuracy] > 1:
-        raise ValueError(
-            f"{file} is damaged: its {accuracy} is {result[accuracy]}, not a share of 0 to 1; restore an intact copy"
-        )
+        raise damaged(file, f"its {accuracy} is {result[accuracy]}, not a share of 0 to 1")
     for key in ("epochs", "side_by_side"):
         value = result.get(key, 1)
         if type(value) is not int or value < 1:
-            raise ValueError(
-                f"{file} is damaged: its {key} is {str(value)[:40]!r}, not a whole number of at least 1; "
-                "restore an intact copy"
-            )
+            raise damaged(file, f"its {key} is {str(value)[:40]!r}, not a whole number of at least 1")
     if not isinstance(result.get("recipe") or {}, dict):
-        raise ValueError(f"{file} is damaged: its recipe is not an object of fields and values; restore an intact copy")
+        raise damaged(file, "its recipe is not an object of fields and values")
     machine = result.get("machine")
     if not (isinstance(machine, dict) and "hardware" in machine and "commit" in result):
-        raise ValueError(
-            f"{file} is damaged: it does not say on which machine and commit the run was made; restore an intact copy"
-        )
+        raise damaged(file, "it does not say on which machine and commit the run was made")
     return result
 
 
@@ -194,9 +185,7 @@ def _speeds(folder: Path) -> list[str]:
                 machine += f", commit {at:.7}"
             epochs = f"{measured['epochs']:d}"
         except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
-            raise ValueError(
-                f"{file} is damaged: it was not written by benchmarks/training.py; restore an intact copy"
-            ) from None
+            raise damaged(file, "it was not written by benchmarks/training.py") from None
         lines += [
             "",
             f"## Speed of training ({_cell(machine)})",
