@@ -68,6 +68,13 @@ def test_imports_point_down(path: Path) -> None:
             assert LEVEL[target] >= LEVEL[part(path)], f"{path.name} imports {name}, which lies above it"
 
 
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=lambda path: path.parent.name)
+def test_no_name_of_a_package_hides_a_module(path: Path) -> None:
+    """`import metaaugment.data.dataset as d` would give the function of that name, if there were such a module."""
+    names = {name.rpartition(".")[2] for name in imported(path)}
+    assert not names & {file.stem for file in path.parent.iterdir()}
+
+
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_the_method_needs_the_core_only(path: Path) -> None:
     """It also runs where nothing but torch, numpy, Pillow and safetensors is installed, and knows no clock."""
