@@ -31,7 +31,7 @@ from metaaugment.data.batches import Reader
 from metaaugment.data.files import ImageFiles
 from metaaugment.data.folder import read_folder
 from metaaugment.data.unpack import unpack
-from metaaugment.experiments import results, run
+from metaaugment.experiments import results, run, validity
 from metaaugment.experiments.diagnosis import INPUTS, Correlation, Diagnosis
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
@@ -389,7 +389,7 @@ def go_on_searching(folder: Path) -> None:
     kind, place = SEARCHES["dada"], replace(HERE, resume=folder)
     recipe = replace(kind.trial(RECIPES["digits"]()), method="dada")
     found, settings = searching._recorded(kind, recipe, kind.settings(), place, frozenset())
-    found.check()
+    validity.check(found)
     settings.check()
     about = read_json(folder / "search.json")
     check_identity(folder / "search.json", about, {"recipe": found.to_json(), "data": "0"})

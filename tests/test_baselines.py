@@ -22,6 +22,7 @@ from metaaugment.baselines.found import FoundPolicy, Function, Table
 from metaaugment.baselines.rand_augment import RandAugmentSampler
 from metaaugment.baselines.schedule import Schedule, ScheduleSampler, Stage
 from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
+from metaaugment.experiments import validity
 from metaaugment.experiments.experiment import prepare
 from metaaugment.experiments.methods import METHODS
 from metaaugment.experiments.paper import RECIPES
@@ -361,7 +362,7 @@ def test_num_ops_functions_are_applied(number: int, monkeypatch: pytest.MonkeyPa
 )
 def test_what_randaugment_refuses(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        replace(RECIPES["digits"](), **{"method": "randaugment", **changes}).check()
+        validity.check(replace(RECIPES["digits"](), **{"method": "randaugment", **changes}))
 
 
 # -- training --------------------------------------------------------------------------------------------------------
@@ -530,7 +531,7 @@ def test_a_result_says_what_was_in_force(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment", "advaa"])
 def test_methods_that_use_no_policy_refuse_one(method: str) -> None:
     with pytest.raises(ValueError, match=f"which --method {method} does not use"):
-        replace(RECIPES["digits"](), method=method, policy=Path("faa-svhn")).check()
+        validity.check(replace(RECIPES["digits"](), method=method, policy=Path("faa-svhn")))
 
 
 # -- in words --------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from metaaugment.data import CorruptImage, omniglot, pickles
 from metaaugment.data.files import MOST_PIXELS, read_image
 from metaaugment.data.layout import Missing
 from metaaugment.data.unpack import unpack
-from metaaugment.experiments import results
+from metaaugment.experiments import results, validity
 from metaaugment.experiments.diagnosis import INPUTS, Correlation, Diagnosis
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
@@ -192,10 +192,10 @@ def test_a_recipe_is_an_object() -> None:
 @pytest.mark.parametrize(("name", "most"), [("copies", 1024), ("crop", 65_535), ("cutout", 65_535)])
 def test_a_recipe_has_no_number_that_no_tensor_has_room_for(name: str, most: int) -> None:
     recipe = RECIPES["digits"]()
-    replace(recipe, **{name: most}).check()
+    validity.check(replace(recipe, **{name: most}))
     for value in (most + 1, 2**31, 2**70):
         with pytest.raises(ValueError, match=f"--{name} is {value}; it must be"):
-            replace(recipe, **{name: value}).check()
+            validity.check(replace(recipe, **{name: value}))
 
 
 @pytest.mark.parametrize("name", ["lr", "alpha", "clip"])
@@ -205,7 +205,7 @@ def test_a_number_of_a_recipe_is_one_that_can_be_computed_with(name: str) -> Non
     assert type(getattr(Recipe.from_json({**recipe, name: 2}), name)) is float
     for value in (2**100, 1e308):
         with pytest.raises(ValueError, match=f"--{name} is .*; it must be .*below 1e\\+30"):
-            Recipe.from_json({**recipe, name: value}).check()
+            validity.check(Recipe.from_json({**recipe, name: value}))
     with pytest.raises(ValueError, match=f"the recipe field '{name}' is 1000"):
         Recipe.from_json({**recipe, name: 10**400})
 

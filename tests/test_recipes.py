@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from metaaugment.data.catalog import DATASETS
+from metaaugment.experiments import validity
 from metaaugment.experiments.methods import METHODS
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe
@@ -180,19 +181,19 @@ def test_what_a_recipe_names_exists(name: str) -> None:
 @pytest.mark.parametrize("name", TRANSFERRED)
 def test_a_transferred_row_asks_for_its_policy(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name} is trained under a policy .* --policy FILE"):
-        recipe(name).check()
-    recipe(name, policy=Path("policy.safetensors")).check()
+        validity.check(recipe(name))
+    validity.check(recipe(name, policy=Path("policy.safetensors")))
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - {"metaaugment"}))
 @pytest.mark.parametrize("name", RECIPES)
 def test_other_methods_need_no_policy(name: str, method: str) -> None:
-    recipe(name, method=method).check()
+    validity.check(recipe(name, method=method))
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES.keys() - set(TRANSFERRED)))
 def test_all_others_start_as_they_are(name: str) -> None:
-    recipe(name).check()
+    validity.check(recipe(name))
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------------
@@ -257,19 +258,19 @@ LATE: dict[str, Any] = {
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, bad in IMPOSSIBLE.items() for value in bad])
 def test_an_impossible_value_is_refused_by_its_flag(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^--{field.replace('_', '-')} is {re.escape(repr(value))}"):
-        plain(**{field: value}).check()
+        validity.check(plain(**{field: value}))
 
 
 @pytest.mark.parametrize(("field", "value"), LATE.items())
 def test_an_impossible_name_is_refused_by_its_flag(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^--{field.replace('_', '-')} is {re.escape(repr(value))}"):
-        plain(**{field: value}).check()
+        validity.check(plain(**{field: value}))
 
 
 def test_nothing_held_back_is_from_nowhere() -> None:
     with pytest.raises(ValueError, match=r"--held-back-from is training, but --held-back is 0; give a share"):
-        plain(held_back_from="training").check()
-    plain(held_back_from="training", held_back=0.2).check()
+        validity.check(plain(held_back_from="training"))
+    validity.check(plain(held_back_from="training", held_back=0.2))
 
 
 def test_every_field_that_can_be_wrong_was_tried() -> None:
@@ -292,32 +293,32 @@ def test_every_field_that_can_be_wrong_was_tried() -> None:
     ],
 )
 def test_the_last_possible_values_are_taken(changes: dict[str, Any]) -> None:
-    plain(**changes).check()
+    validity.check(plain(**changes))
 
 
 def test_warm_up_leaves_an_epoch() -> None:
     with pytest.raises(ValueError, match="--warmup-epochs is 5; it must be less than --epochs, 5"):
-        plain(epochs=5, warmup_epochs=5).check()
+        validity.check(plain(epochs=5, warmup_epochs=5))
 
 
 def test_nesterov_needs_momentum() -> None:
-    plain(nesterov=True).check()
+    validity.check(plain(nesterov=True))
     with pytest.raises(ValueError, match="--nesterov needs --momentum above 0, but it is 0; change one"):
-        plain(nesterov=True, momentum=0.0).check()
+        validity.check(plain(nesterov=True, momentum=0.0))
 
 
 def test_phases_leave_an_epoch_to_learn() -> None:
     """Where a policy is learned: the other methods have one phase, and so has training under a policy file."""
     with pytest.raises(ValueError, match=r"--epochs is 80; it must be larger than .* --frozen-epochs \(40 \+ 40\)"):
-        recipe("imagenet-resnet-50", epochs=80).check()
-    recipe("imagenet-resnet-50", epochs=81).check()
-    recipe("imagenet-resnet-50", epochs=80, method="randaugment").check()
-    recipe("imagenet-resnet-50", epochs=30, policy=Path("policy.safetensors")).check()
+        validity.check(recipe("imagenet-resnet-50", epochs=80))
+    validity.check(recipe("imagenet-resnet-50", epochs=81))
+    validity.check(recipe("imagenet-resnet-50", epochs=80, method="randaugment"))
+    validity.check(recipe("imagenet-resnet-50", epochs=30, policy=Path("policy.safetensors")))
 
 
 def test_an_unknown_method_has_a_near_one() -> None:
     with pytest.raises(ValueError, match=r"--method is 'randaugmnt' \(did you mean randaugment\?\); choose one of"):
-        plain(method="randaugmnt").check()
+        validity.check(plain(method="randaugmnt"))
 
 
 # -- the learning rate -----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from metaaugment import cli
 from metaaugment.data.presence import check_there
 from metaaugment.experiments import jobs as working
 from metaaugment.experiments import reproduce as reproducing
-from metaaugment.experiments import results, run
+from metaaugment.experiments import results, run, validity
 from metaaugment.experiments.flags import flags
 from metaaugment.experiments.jobs import Job, Search, Where, Work
 from metaaugment.experiments.methods import METHODS
@@ -72,7 +72,7 @@ def test_every_entry_is_a_recipe_that_the_command_line_understands(
     cli.main(["train", recipe.name, *flags(recipe, RECIPES[recipe.name]())])
     assert asked == [recipe]
     assert (recipe.seed, recipe.epochs) == (3, 97)
-    recipe.check()
+    validity.check(recipe)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_rehearsal_holds_back_images_and_each_recipe_is_possible(name: str) ->
     (row,) = find_rows((name,))
     recipes = {entry.name: row.run(entry, 0, None, None) for entry in row.entries}
     for recipe in recipes.values():
-        recipe.check()
+        validity.check(recipe)
         of = (0.5, "validation") if name.startswith("halves-") else (0.2, "training")
         assert (recipe.held_back, recipe.held_back_from) == of
     assert len({json.dumps(recipe.to_json()) for recipe in recipes.values()}) == len(recipes)

@@ -14,6 +14,7 @@ from metaaugment.baselines import published
 from metaaugment.baselines.controller import FUNCTIONS
 from metaaugment.baselines.found import Function
 from metaaugment.baselines.sub_policies import SubPolicies
+from metaaugment.experiments import validity
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
@@ -231,7 +232,7 @@ def test_image_files_can_be_searched_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_trial_of_any_recipe_is_one_that_can_be_trained(name: str) -> None:
     recipe = trial(replace(RECIPES[name](), method="autoaugment"))
-    recipe.check()
+    validity.check(recipe)
     assert recipe.epochs <= 30
     assert recipe.copies == 1
     own = replace(RECIPES[name](), epochs=7, warmup_epochs=3, per_class=11)

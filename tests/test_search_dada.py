@@ -19,6 +19,7 @@ import metaaugment as ma
 from metaaugment.baselines import published
 from metaaugment.baselines.sub_policies import SubPolicies
 from metaaugment.data import dataset
+from metaaugment.experiments import validity
 from metaaugment.experiments.experiment import assemble
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
@@ -392,7 +393,7 @@ def test_settings_are_flags_of_their_own() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_has_a_trial_that_can_be_trained(name: str) -> None:
     made = dada.trial(RECIPES[name]())
-    made.check()
+    validity.check(made)
     assert (made.method, made.epochs, made.policy_lr, made.policy_optimizer) == ("dada", 20, 5e-3, "adam")
     assert dada.trial(made) == made
 

@@ -26,7 +26,7 @@ from metaaugment.baselines import published
 from metaaugment.baselines.found import Function
 from metaaugment.baselines.schedule import Schedule, Stage
 from metaaugment.data import dataset
-from metaaugment.experiments import run
+from metaaugment.experiments import run, validity
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
@@ -566,7 +566,7 @@ def test_a_trial_is_as_in_the_papers() -> None:
         classes = {"cifar10": 10, "cifar100": 100, "omniglot": 1623}[recipe.dataset]
         assert classes * (recipe.per_class or 0) == {"omniglot": 3246}.get(recipe.dataset, 4000)
         assert (recipe.network, recipe.epochs, recipe.lr, recipe.weight_decay) == ("wrn-40-2", 200, 0.1, 5e-4)
-        recipe.check()
+        validity.check(recipe)
     assert pba.trial(RECIPES["digits"]()) == replace(RECIPES["digits"](), method="pba")
 
 

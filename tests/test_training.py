@@ -21,11 +21,11 @@ from metaaugment import sealed
 from metaaugment.baselines import published
 from metaaugment.data import DataSet, Images, dataset
 from metaaugment.data.batches import Batch, Reader
-from metaaugment.experiments import experiment, run
+from metaaugment.experiments import experiment, run, validity
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import LEARNING, Recipe
+from metaaugment.experiments.recipe import Recipe
 from metaaugment.learner import Learner
 from metaaugment.training import checkpoint, machine, trainer
 from metaaugment.training.interruption import Interrupted, Interruption
@@ -99,7 +99,7 @@ def test_flags_without_effect_are_said_so_and_have_none(tmp_path: Path) -> None:
         "policy_momentum": 0.1, "policy_weight_decay": 0.1, "policy_clip": 1.0, "alpha": 3.0, "epsilon": 0.9,
         "window": 3, "route": "unrolled", "lagged": False, "every": 1, "random_epochs": 1, "frozen_epochs": 1,
     }  # fmt: skip
-    assert values.keys() == LEARNING
+    assert values.keys() == validity.LEARNING
     said = io.StringIO()
     place = Place(out=tmp_path / "changed")
     recipe = small(epochs=2, method="randaugment", **values)
@@ -131,7 +131,7 @@ def test_flags_of_other_methods_are_said_to_have_no_effect_and_have_none(
 ) -> None:
     said = io.StringIO()
     recipe = small(epochs=1, method=method, **values)
-    assert values.keys() <= recipe.idle().keys()
+    assert values.keys() <= validity.idle(recipe).keys()
     changed = run.train(recipe, Place(out=tmp_path / "changed"), Console(file=said, width=500), frozenset(values))
     assert why in said.getvalue()
     plain = train(tmp_path / "plain", epochs=1, method=method)
@@ -140,16 +140,16 @@ def test_flags_of_other_methods_are_said_to_have_no_effect_and_have_none(
 
 
 def test_what_decides_nothing_depends_on_the_rest_of_a_recipe() -> None:
-    assert small(policy_optimizer="adam").idle()["policy_momentum"] == "--policy-optimizer is adam"
-    assert "policy_momentum" not in small(policy_optimizer="sgd").idle()
-    assert {"alpha", "learn_alpha"} <= small(real_alpha=True).idle().keys()
-    assert not {"alpha", "learn_alpha"} & small().idle().keys()
-    assert "sharpness" not in small(policy_network="regressing-exponential-clue-policy").idle()
-    assert "warmup_lr" not in small(warmup_epochs=1).idle()
-    assert "copies" not in small(method="advaa", copies=2).idle()
-    assert small(method="faa", policy=Path("faa-cifar10")).idle()["every"] == "--method faa learns no policy"
-    assert small(policy=Path("p.safetensors")).idle()["every"] == "--policy names a learned policy"
-    assert small(policy=Path("p.safetensors")).idle()["space"] == "--policy has its own"
+    assert validity.idle(small(policy_optimizer="adam"))["policy_momentum"] == "--policy-optimizer is adam"
+    assert "policy_momentum" not in validity.idle(small(policy_optimizer="sgd"))
+    assert {"alpha", "learn_alpha"} <= validity.idle(small(real_alpha=True)).keys()
+    assert not {"alpha", "learn_alpha"} & validity.idle(small()).keys()
+    assert "sharpness" not in validity.idle(small(policy_network="regressing-exponential-clue-policy"))
+    assert "warmup_lr" not in validity.idle(small(warmup_epochs=1))
+    assert "copies" not in validity.idle(small(method="advaa", copies=2))
+    assert validity.idle(small(method="faa", policy=Path("faa-cifar10")))["every"] == "--method faa learns no policy"
+    assert validity.idle(small(policy=Path("p.safetensors")))["every"] == "--policy names a learned policy"
+    assert validity.idle(small(policy=Path("p.safetensors")))["space"] == "--policy has its own"
 
 
 def test_a_policy_that_will_never_be_updated_is_said_so_at_the_start(tmp_path: Path) -> None:

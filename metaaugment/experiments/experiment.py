@@ -20,6 +20,7 @@ from metaaugment.batch_norm import with_global_statistics
 from metaaugment.data import DataSet, augment, dataset
 from metaaugment.data.catalog import Refused
 from metaaugment.distributed import world_size
+from metaaugment.experiments import validity
 from metaaugment.experiments.flags import flag
 from metaaugment.experiments.methods import METHODS, copies
 from metaaugment.experiments.place import Place
@@ -179,7 +180,7 @@ def policy_digest(policy: LearnedPolicy | FoundPolicy) -> str:
 
 def prepare(recipe: Recipe, place: Place, console: Console, fresh: bool = True) -> Experiment:
     """Data, network and generator of a recipe; nothing is written yet. `fresh`: as in `assemble`."""
-    recipe.check()
+    validity.check(recipe)
     place.check()
     device = own_device(choose_device(place.device))
     dtype = torch.float64 if place.precision == "float64" else torch.float32

@@ -1,10 +1,7 @@
 """The compared methods: each is a sampler and a policy, handed to the same learner."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -14,11 +11,9 @@ from metaaugment.baselines.rand_augment import RandAugmentSampler
 from metaaugment.baselines.schedule import Schedule, ScheduleSampler
 from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
 from metaaugment.baselines.trivial_augment import TrivialAugmentSampler
+from metaaugment.experiments.recipe import Recipe
 from metaaugment.policy import UniformPolicy, build
 from metaaugment.sampler import IdentitySampler, Sampler, SingleSampler, TransformationSampler, UniformSampler
-
-if TYPE_CHECKING:
-    from metaaugment.experiments.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -9,28 +9,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
 
-from metaaugment.data import DATASETS
-from metaaugment.experiments.flags import flag, one_of, refuse
-from metaaugment.experiments.methods import METHODS
-from metaaugment.hypergradient import ROUTES
-from metaaugment.networks import NETWORKS
-from metaaugment.ops import MAX_MAGNITUDE, SPACES
-from metaaugment.policy import KINDS, POLICIES, seen_by
-
-MOST_COPIES = 1024  # the paper has 4, and adversarial AutoAugment 8
-# Bounds rates, as networks have single precision, which ends at 3e38, and counts, as JSON has integers of any size.
-MAX_SETTING = 1e30
 # Fields of earlier versions, with the values that had no effect: runs recorded with these can be continued.
 RETIRED = {"power": 1.0, "magnitude_bins": 1}
 FILES = ("policy", "pretrained")  # fields that name a file
-# Fields that have no effect where no policy is learned.
-LEARNING = frozenset(
-    (
-        "policy_network", "sharpness", "extractor", "learn_alpha", "real_alpha", "policy_batch", "policy_optimizer",
-        "policy_lr", "policy_schedule", "policy_momentum", "policy_weight_decay", "policy_clip", "alpha", "epsilon",
-        "window", "route", "lagged", "every", "random_epochs", "frozen_epochs",
-    )
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -161,109 +142,6 @@ class Recipe:
     def joint_epochs(self) -> int:
         """Epochs in which a policy is learned, between the random and the frozen ones."""
         return self.epochs - self.random_epochs - self.frozen_epochs
-
-    def idle(self) -> dict[str, str]:
-        """Fields that have no effect in this recipe, each with the reason."""
-        method, why = METHODS[self.method], {}
-        if not self.learns:
-            learned = self.method == "metaaugment"
-            reason = "--policy names a learned policy" if learned else f"--method {self.method} learns no policy"
-            why |= dict.fromkeys(LEARNING, reason)
-        else:
-            if self.policy_optimizer == "adam":
-                why["policy_momentum"] = "--policy-optimizer is adam"
-            if not self.policy_network.startswith("regressing-"):
-                why["sharpness"] = f"--policy-network {self.policy_network} does not predict the alignment"
-            if self.epsilon == 1:
-                why["window"] = "--epsilon is 1"
-            if self.real_alpha:
-                why |= dict.fromkeys(("alpha", "learn_alpha"), "--real-alpha sets alpha to the learning rate")
-        if not self.warmup_epochs:
-            why["warmup_lr"] = "--warmup-epochs is 0"
-        if self.copies == 1 and method.copies > 1:
-            why["copies"] = f"--method {self.method} uses {method.copies} copies unless --copies is above 1"
-        if self.method == "baseline":
-            why |= dict.fromkeys(("space", "crop", "cutout"), "--method baseline uses only --flip and --baseline-crop")
-        else:
-            why["baseline_crop"] = "only --method baseline uses it"
-        if method.space or method.found:
-            why["space"] = f"--method {self.method} has a space of its own"
-        elif self.policy is not None:
-            why |= dict.fromkeys(("space", "transformations"), "--policy has its own")
-        return why
-
-    def check(self) -> None:
-        """Refuse values that no run can have, naming the flag."""
-        for name, allowed in (
-            ("dataset", DATASETS), ("network", NETWORKS), ("method", METHODS), ("route", ROUTES), ("space", SPACES),
-            ("policy_network", POLICIES),
-            *((field.name, get_args(field.type)) for field in fields(self) if get_origin(field.type) is Literal),
-        ):  # fmt: skip
-            one_of(getattr(self, name), allowed, flag(name))
-        self._refuse("split_seed", 0 <= self.split_seed < 2**32, f"0 to {2**32 - 1}")
-        for name in ("epochs", "batch", "copies", "policy_batch", "window", "every"):
-            good = 1 <= getattr(self, name) < MAX_SETTING
-            self._refuse(name, good, f"a whole number of at least 1, and below {MAX_SETTING:g}")
-        self._refuse("copies", self.copies <= MOST_COPIES, f"at most {MOST_COPIES:,}")
-        for name in ("warmup_epochs", "random_epochs", "frozen_epochs", "seed"):
-            self._refuse(name, 0 <= getattr(self, name) < MAX_SETTING, f"0 or more, and below {MAX_SETTING:g}")
-        for name in ("crop", "baseline_crop", "cutout"):
-            self._refuse(name, 0 <= getattr(self, name) < 2**16, "0 or more, and less than 65,536")
-        for name in ("lr", "warmup_lr", "weight_decay", "policy_lr", "policy_weight_decay", "alpha"):
-            good = 0 <= getattr(self, name) < MAX_SETTING
-            self._refuse(name, good, f"a number of 0 or more, and below {MAX_SETTING:g}")
-        for name in ("momentum", "policy_momentum", "label_smoothing"):
-            self._refuse(name, 0 <= getattr(self, name) < 1, "0 or more, and less than 1")
-        for name in ("clip", "policy_clip", "size", "per_class"):
-            good = getattr(self, name) is None or 0 < getattr(self, name) < MAX_SETTING
-            self._refuse(name, good, f"above 0, and below {MAX_SETTING:g}")
-        self._refuse("sharpness", 0 < self.sharpness <= 5, "above 0, and at most 5")
-        _, _, kind = POLICIES[self.policy_network]
-        self._refuse("extractor", self.extractor == "shared" or not seen_by(KINDS[kind]),
-                     f"shared, because {self.policy_network} uses the task network's own outputs")  # fmt: skip
-        self._refuse("transformations", self.transformations == "pairs" or self.method == "metaaugment",
-                     f"pairs for --method {self.method}, which draws its own")  # fmt: skip
-        self._refuse("held_back", 0 <= self.held_back < 1, "a share of 0 or more, and less than 1")
-        if self.held_back_from == "training" and not self.held_back:
-            raise ValueError(
-                "--held-back-from is training, but --held-back is 0; give a share, such as --held-back 0.2"
-            )
-        self._refuse("epsilon", 0 <= self.epsilon <= 1, "a share in [0, 1]")
-        if self.nesterov and not self.momentum > 0:
-            raise ValueError(f"--nesterov needs --momentum above 0, but it is {self.momentum:g}; change one of the two")
-        self._refuse("warmup_epochs", self.warmup_epochs < self.epochs, f"less than --epochs, {self.epochs}")
-        if self.policy is not None and self.method != "metaaugment" and not METHODS[self.method].found:
-            raise ValueError(
-                f"--policy is {self.policy}, which --method {self.method} does not use; leave out one of the two"
-            )
-        self._check_randaugment()
-        if self.learns:
-            both = f"{self.random_epochs} + {self.frozen_epochs}"
-            self._refuse("epochs", self.joint_epochs > 0, f"larger than --random-epochs plus --frozen-epochs ({both})")
-            if self.transfer:
-                raise ValueError(
-                    f"{self.name} is trained under a policy that was learned before; name its file with --policy FILE, "
-                    "or choose another --method"
-                )
-
-    def _check_randaugment(self) -> None:
-        if self.num_ops is None and self.magnitude is None:
-            return
-        for name in ("num_ops", "magnitude"):
-            used = self.method == "randaugment" or getattr(self, name) is None
-            self._refuse(name, used, f"left out for --method {self.method}; only randaugment uses it")
-        for name, other in (("num_ops", "magnitude"), ("magnitude", "num_ops")):
-            if getattr(self, other) is None:
-                raise ValueError(
-                    f"{flag(name)} is {getattr(self, name)}, but {flag(other)} is missing; give both, or neither"
-                )
-        self._refuse("num_ops", 1 <= (self.num_ops or 0) <= 16, "1 to 16")
-        self._refuse(
-            "magnitude", 0 <= (self.magnitude or 0) <= MAX_MAGNITUDE, "0 to 10; divide by 3 if yours is out of 30"
-        )
-
-    def _refuse(self, name: str, good: bool, allowed: str) -> None:
-        refuse(name, getattr(self, name), good, allowed)
 
     def anchored(self) -> "Recipe":
         """The recipe with absolute paths, so that what is begun with it can be continued from any folder."""

@@ -18,6 +18,7 @@ from metaaugment.atomic import write_atomically
 from metaaugment.data import CorruptImage, DataSet
 from metaaugment.data.batches import Batches, Reader, on_device, once, own_part
 from metaaugment.distributed import everyone, first, highest, rank, world_size
+from metaaugment.experiments import validity
 from metaaugment.experiments.experiment import Experiment, check_sizes, clipped, prepare
 from metaaugment.experiments.flags import check_agreement, flag
 from metaaugment.experiments.methods import copies
@@ -303,7 +304,7 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
 
 def say_idle(recipe: Recipe, said: Collection[str], console: Console) -> None:
     """Print which of the given flags have no effect, and why."""
-    idle = recipe.idle()
+    idle = validity.idle(recipe)
     for why in dict.fromkeys(idle.values()):
         if names := [flag(name) for name in sorted(said) if idle.get(name) == why]:
             verb = "has" if len(names) == 1 else "have"

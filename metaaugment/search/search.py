@@ -11,6 +11,7 @@ from rich.console import Console
 from metaaugment.baselines import published
 from metaaugment.baselines.found import FoundPolicy
 from metaaugment.data import CorruptImage
+from metaaugment.experiments import validity
 from metaaugment.experiments.experiment import data_of
 from metaaugment.experiments.flags import check_agreement, flags
 from metaaugment.experiments.paper import RECIPES
@@ -57,7 +58,7 @@ def search(
     """
     if place.resume is not None:
         recipe, settings = _recorded(kind, recipe, settings, place, said)
-    recipe.check()
+    validity.check(recipe)
     if recipe.policy is not None or place.tensorboard:
         flag = "--policy" if recipe.policy is not None else "--tensorboard"
         raise ValueError(f"{flag} is not used by a search; leave it out")
