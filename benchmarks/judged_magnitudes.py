@@ -15,7 +15,7 @@ import tyro
 from over_runs import Runs
 from torch import Tensor
 
-from metaaugment.experiments.diagnosis import correlation
+from metaaugment.experiments.prediction import correlation
 from metaaugment.ops import MAX_MAGNITUDE, PAPER_OPS
 from metaaugment.seeds import SAMPLES, derived_seed
 from metaaugment.training.trainer import Trainer

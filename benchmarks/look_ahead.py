@@ -16,7 +16,7 @@ from over_runs import Runs
 from torch import Tensor
 
 from metaaugment.data.batches import Batches
-from metaaugment.experiments.diagnosis import correlation
+from metaaugment.experiments.prediction import correlation
 from metaaugment.training.trainer import Trainer
 
 MULTIPLES = (0, 1, 3, 10)  # with momentum 0.9, a gradient moves w by ten steps in the end

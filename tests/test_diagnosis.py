@@ -15,7 +15,7 @@ import metaaugment as ma
 from metaaugment import cli
 from metaaugment.data.batches import Batches
 from metaaugment.data.images import Images
-from metaaugment.experiments import alignment, diagnosis
+from metaaugment.experiments import alignment, diagnosis, prediction
 from metaaugment.experiments.alignment import Samples
 from metaaugment.experiments.diagnosis import CLUES, INPUTS, LABEL, PAPER, Correlation, Diagnosis, diagnose
 from metaaugment.ops import INDEX
@@ -168,15 +168,15 @@ def test_small_draws_are_random_and_the_largest_are_halves() -> None:
 
 def test_correlation() -> None:
     a = torch.tensor([1.0, 2.0, 4.0, 3.0])
-    assert diagnosis.correlation(a, 3 * a - 7) == pytest.approx(1)
-    assert diagnosis.correlation(a, -a) == pytest.approx(-1)
-    assert diagnosis.correlation(a, torch.ones(4)) == 0
-    assert diagnosis.correlation(a, torch.tensor([1.0, -1.0, 1.0, -1.0])) == pytest.approx(0)
+    assert prediction.correlation(a, 3 * a - 7) == pytest.approx(1)
+    assert prediction.correlation(a, -a) == pytest.approx(-1)
+    assert prediction.correlation(a, torch.ones(4)) == 0
+    assert prediction.correlation(a, torch.tensor([1.0, -1.0, 1.0, -1.0])) == pytest.approx(0)
 
 
 def test_pairs_that_were_not_fitted_have_the_mean_of_all() -> None:
     pair, s = torch.tensor([3, 3, 7, 7, 9]), torch.tensor([1.0, 2.0, 6.0, 50.0, 90.0])
-    means = diagnosis.pair_means(pair, s, torch.tensor([0, 1, 2]))
+    means = prediction.pair_means(pair, s, torch.tensor([0, 1, 2]))
     assert means.tolist() == [1.5, 1.5, 6.0, 6.0, 3.0]
 
 
@@ -193,7 +193,7 @@ def planted(n: int = 1200) -> Samples:
 
 def test_a_planted_signal_is_found_where_it_is_and_nowhere_else() -> None:
     samples = planted()
-    of = {name: diagnosis.predictability(samples, INPUTS[name], *samples.halves[0], 0) for name in INPUTS}
+    of = {name: prediction.predictability(samples, INPUTS[name], *samples.halves[0], 0) for name in INPUTS}
     best = math.sqrt(0.5)  # of half signal, half noise
     assert best - 0.12 < of["feature"] < best + 0.08
     assert of[LABEL] > 0.4
@@ -211,9 +211,9 @@ def test_a_prediction_gains_nothing_from_other_samples_of_the_same_image() -> No
     s = torch.randn(images).repeat_interleave(copies, 0).double()
     samples = replace(planted(images * copies), place=torch.arange(images).repeat_interleave(copies, 0))
     samples.known["feature"] = feature
-    assert abs(diagnosis.predictability(samples, ("feature",), s, s, 0)) < 0.25
+    assert abs(prediction.predictability(samples, ("feature",), s, s, 0)) < 0.25
     alone = replace(samples, place=torch.arange(images * copies))
-    assert diagnosis.predictability(alone, ("feature",), s, s, 0) > 0.5
+    assert prediction.predictability(alone, ("feature",), s, s, 0) > 0.5
 
 
 @pytest.mark.parametrize("method", ["faa", "trivialaugment"])
@@ -239,8 +239,20 @@ def test_a_prediction_gains_nothing_from_the_noise_of_one_half() -> None:
     samples = planted()
     noise = torch.randn(10).double()[samples.known["label"]]
     one, other = noise, torch.randn(1200).double()
-    assert diagnosis.predictability(samples, INPUTS[LABEL], one, one, 0) > 0.9
-    assert abs(diagnosis.predictability(samples, INPUTS[LABEL], one, other, 0)) < 0.15
+    assert prediction.predictability(samples, INPUTS[LABEL], one, one, 0) > 0.9
+    assert abs(prediction.predictability(samples, INPUTS[LABEL], one, other, 0)) < 0.15
+
+
+def test_a_prediction_leaves_generators_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other devices as well, which a plain seed sets too."""
+    elsewhere: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", elsewhere.append)
+    samples = planted(200)
+    elsewhere.clear()
+    state = torch.get_rng_state()
+    prediction.predictability(samples, ("feature",), *samples.halves[0], 0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert elsewhere == []
 
 
 # -- the verdict -------------------------------------------------------------------------------------------------------
@@ -360,8 +372,8 @@ def test_a_diagnosis_that_is_older_than_the_run_says_so() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the figures do not matter."""
-    monkeypatch.setattr(diagnosis, "LEAST", 2)
-    monkeypatch.setattr(diagnosis, "MOST", 2)
+    monkeypatch.setattr(prediction, "LEAST", 2)
+    monkeypatch.setattr(prediction, "MOST", 2)
 
 
 @pytest.fixture(scope="module")

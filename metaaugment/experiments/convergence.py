@@ -50,6 +50,7 @@ from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.ops import INDEX, MAX_MAGNITUDE
 from metaaugment.policy import Around, PolicyNetwork
+from metaaugment.replay import seeded
 from metaaugment.sampler import StillSampler
 from metaaugment.seeds import INITIAL, MAGNITUDES, derived_seed
 from metaaugment.training.json_file import write_json
@@ -205,8 +206,7 @@ class Problem:
         data = dataset("digits", seed=seed, size=SIZE, per_class=PER_CLASS)
         train, val = (of_first_classes(split) for split in (data.train, data.val))
         sampler = Standing(len(train[0]), FUNCTIONS, torch.Generator().manual_seed(derived_seed(seed, MAGNITUDES)))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(seed, INITIAL))
+        with seeded(torch.device("cpu"), derived_seed(seed, INITIAL)):
             network, own = (SmallNetwork(CLASSES).double() for _ in range(2))
             policy = Unnormalized(SmoothPolicy(HIDDEN, HIDDEN).double())
         extractor = own if eyes == "own" else None
