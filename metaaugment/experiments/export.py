@@ -11,8 +11,8 @@ from safetensors.torch import save
 from metaaugment.atomic import write_atomically
 from metaaugment.data.augment import normalization
 from metaaugment.experiments.methods import METHODS
+from metaaugment.experiments.outcome import accuracy_key
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.results import accuracy_key
 from metaaugment.features import feature_dim
 from metaaugment.learner import Learner
 from metaaugment.networks import network

@@ -19,6 +19,7 @@ from metaaugment.experiments import results
 from metaaugment.experiments.experiment import policy_digest
 from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.flags import flag, flags
+from metaaugment.experiments.outcome import accuracy_key
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
@@ -276,7 +277,7 @@ class Job(Work):
             result |= {"policy": name, "recipe": {**result.get("recipe", {}), "policy": name}}
         result |= {"entry": self.entry.name, "side_by_side": self.side_by_side}
         write_json(self.result, result)
-        return f"{result[results.accuracy_key(result)]:.2%}"
+        return f"{result[accuracy_key(result)]:.2%}"
 
     def progress(self) -> str:
         return f"{_lines(self.folder / LOG)}/{self.recipe.epochs}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from metaaugment.atomic import write_atomically
+from metaaugment.experiments.outcome import accuracy_key
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry, folder_name
 from metaaugment.training.json_file import damaged, is_number, read_json
@@ -130,11 +131,6 @@ def write_course(course: Course, file: Path) -> None:
     file.parent.mkdir(exist_ok=True)
     lines = ",\n".join(f"  {json.dumps(figure)}: {json.dumps(values)}" for figure, values in course.items())
     write_atomically(file, lambda part: part.write_text(f"{{\n{lines}\n}}\n"))
-
-
-def accuracy_key(result: Result) -> str:
-    """The key of a run's accuracy: on the test images, or on images that were held back."""
-    return "held_back_accuracy" if "held_back_accuracy" in result else "test_accuracy"
 
 
 MADE_BY = "Made by `metaaugment reproduce`"  # at the beginning of what may be replaced

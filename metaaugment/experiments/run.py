@@ -1,8 +1,6 @@
 """A run: an experiment trained in a folder of its own, and evaluated once on the test set."""
 
 import contextlib
-import math
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,36 +11,31 @@ import torch
 from rich.console import Console
 from torch.optim import SGD
 
-from metaaugment import faults
-from metaaugment.atomic import write_atomically
 from metaaugment.data import CorruptImage, DataSet
 from metaaugment.data.batches import Batches, Reader, on_device, once, own_part
 from metaaugment.distributed import everyone, first, highest, rank, world_size
-from metaaugment.experiments import validity
 from metaaugment.experiments.experiment import Experiment, check_sizes, clipped, prepare
-from metaaugment.experiments.flags import check_agreement, flag
-from metaaugment.experiments.methods import copies
+from metaaugment.experiments.flags import check_agreement
+from metaaugment.experiments.messages import conclude, fault_in_words, introduce, say_idle
+from metaaugment.experiments.outcome import write_result
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.results import accuracy_key
 from metaaugment.seeds import LOOKS, ORDER, VALIDATION_ORDER, derived_seed
 from metaaugment.training import checkpoint
 from metaaugment.training import folder as run_folder
-from metaaugment.training.evaluation import Score, evaluate
+from metaaugment.training.evaluation import evaluate
 from metaaugment.training.interruption import Interrupted, Interruption, heeding
 from metaaugment.training.json_file import read_json, write_json
 from metaaugment.training.launch import launch, restarted
 from metaaugment.training.look import Look
-from metaaugment.training.machine import deterministic, machine
+from metaaugment.training.machine import deterministic
 from metaaugment.training.progress import Bar, Lines, TensorBoard
 from metaaugment.training.schedule import cosine
 from metaaugment.training.trainer import Phase, Trainer, Watcher, check_identity
-from metaaugment.words import duration, number_of
 
 # Seconds that restarted processes wait for those before them to release the folder.
 DYING = 30.0
-UNREADABLE = "unreadable.txt"  # in the folder of a run that skipped such files
 
 
 def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] = frozenset()) -> dict[str, Any]:
@@ -98,11 +91,11 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
                 run_folder.give_up(out, run_folder.RECIPE)
             raise
         except (OSError, MemoryError, RuntimeError, EOFError) as error:
-            if (sentence := _in_words(error, recipe, place, out)) is None:
+            if (sentence := fault_in_words(error, recipe, place, out)) is None:
                 raise
             raise sentence from None
         unreadable = sorted(set().union(*everyone(reader.unreadable)))
-        result = first(lambda: _result(experiment, training, score, unreadable, out))
+        result = first(lambda: write_result(experiment, training, score, unreadable, out))
     conclude(result, out, console)
     return result
 
@@ -132,31 +125,6 @@ def _note_policy(experiment: Experiment, out: Path) -> None:
     now = {"policy": str(recipe.policy), "policy_sha256": experiment.policy_digest()}
     check_identity(out / checkpoint.LAST, checkpoint.of_run(out)["identity"], now)
     write_json(out / run_folder.RECIPE, recipe.to_json())
-
-
-def _in_words(error: Exception, recipe: Recipe, place: Place, out: Path) -> Exception | None:
-    """A fault of the machine as an error that says how to continue the run; None for any other fault."""
-    written = (out / checkpoint.LAST).exists()
-    kept = "everything up to the last checkpoint is kept" if written else "there is no checkpoint yet"
-    command = place.command(recipe.name, out)
-    if memory := faults.full_memory(error):
-        words = [f"--batch {recipe.batch}"]
-        words += [f"--copies {copies(recipe)}"] * (copies(recipe) > 1)  # the method's, if the recipe sets none
-        words += [f"--policy-batch {recipe.policy_batch}"] * recipe.learns
-        full = f"{memory} with {' and '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"
-        if rank() == 0 and run_folder.give_up(out, run_folder.RECIPE):
-            return ValueError(f"{full}; begin again with less: nothing was trained yet")
-        return ValueError(
-            f"{full}; {kept}: with more memory, or with more processes, continue with: {command}; "
-            "or begin another run with less, and another --out"
-        )
-    if lost := faults.lost_reader(error):
-        fewer = place.command(recipe.name, out, workers=place.readers // 2)
-        return ValueError(f"{lost}, as happens when memory is short; {kept}, continue with fewer of them: {fewer}")
-    if isinstance(error, OSError) and error.errno is not None and (out / run_folder.RECIPE).exists():
-        way = f"{error.strerror}; {kept}; once that is fixed, continue with: {command}"
-        return OSError(error.errno, way, error.filename)
-    return None
 
 
 def trainer(
@@ -262,109 +230,3 @@ def _recorded(recipe: Recipe, place: Place, said: Collection[str]) -> tuple[Reci
         recorded = replace(recorded, policy=recipe.policy)  # where it lies now; a checkpoint knows it by its content
     check_agreement(folder, recipe, RECIPES[recipe.name](), recorded, said)
     return recorded, True
-
-
-def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool, console: Console) -> None:
-    """Print what is about to be trained, on what, and what an epoch costs."""
-    recipe, data, learner = experiment.recipe, experiment.data, trainer.learner
-    device = torch.cuda.get_device_name(experiment.device) if experiment.device.type == "cuda" else "the CPU"
-    parameters = sum(parameter.numel() for parameter in experiment.network.parameters())
-    updates = trainer.train.steps / recipe.every if recipe.learns else 0
-    number, noun = f"{updates:,.1f}".removesuffix(".0"), "update" if updates == 1 else "updates"
-    # Extra cost in plain steps, by `metaaugment bench step` on an H200: 0.8 for a lagged policy update, 1.4 for an
-    # exact one, 0.7 for each mini-batch of validation images. Other routes, and a policy's own extractor, cost more.
-    images = trainer.validation.batch / trainer.train.batch
-    cost = learner.copies + ((0.8 if recipe.lagged else 1.4) * learner.copies + 0.7 * images) / recipe.every
-    known = recipe.route == "difference" and learner.extractor is None
-    console.print(
-        f"{recipe.name}: {recipe.method}"
-        + (f" by {experiment.policy_name}" if experiment.policy_name else "")
-        + f" on {device}"
-        + (f", {world_size()} processes" if world_size() > 1 else "")
-        + f"; {recipe.dataset}, "
-        f"{len(data.train):,} / {len(data.val):,} / {len(data.test):,} images in {data.num_classes:,} classes; "
-        f"{recipe.network}, {parameters / 1e6:.1f} M parameters; an epoch is "
-        f"{number_of('step', trainer.train.steps)} of {recipe.batch * learner.copies} images"
-        + (f" and {number} policy {noun} of {trainer.validation.batch} validation images" if updates else "")
-        + (f", about {cost:.1f} × plain training on a GPU" if updates and known else "")
-        + f"; into {out}",
-        soft_wrap=True,
-    )
-    if data.note:
-        console.print(data.note, soft_wrap=True)
-    if recipe.learns and recipe.joint_epochs * updates < 1:
-        console.print(
-            f"the policy will never be updated: --every is {recipe.every}, and it has only "
-            f"{number_of('step', recipe.joint_epochs * trainer.train.steps)} to learn in; lower --every, or train "
-            "longer"
-        )
-    if resumed:
-        console.print(f"continuing after epoch {trainer.epoch}, step {trainer.step}")
-
-
-def say_idle(recipe: Recipe, said: Collection[str], console: Console) -> None:
-    """Print which of the given flags have no effect, and why."""
-    idle = validity.idle(recipe)
-    for why in dict.fromkeys(idle.values()):
-        if names := [flag(name) for name in sorted(said) if idle.get(name) == why]:
-            verb = "has" if len(names) == 1 else "have"
-            console.print(f"{', '.join(names)} {verb} no effect: {why}", soft_wrap=True)
-
-
-def _result(
-    experiment: Experiment, trainer: Trainer, score: Score, unreadable: Sequence[Path], out: Path
-) -> dict[str, Any]:
-    """The result of a run, which is also written into its folder, with a list of files that could not be read."""
-    rows, recipe = trainer.log.rows, experiment.recipe
-    seconds = sum(row["seconds"] for row in rows)
-    cuda = experiment.device.type == "cuda"
-    images = "held_back" if recipe.held_back else "test"  # figures on other images must not be called test figures
-    result = {
-        "name": recipe.name,
-        "method": recipe.method,
-        "seed": recipe.seed,
-        f"{images}_accuracy": score.top1,
-        f"{images}_top5": score.top5,
-        f"{images}_loss": score.loss if math.isfinite(score.loss) else None,  # as in the log: JSON has no inf or nan
-        "val_accuracy": rows[-1]["val_accuracy"],
-        "epochs": trainer.epoch,
-        "precision": trainer.identity["precision"],
-        "policy": experiment.policy_name,
-        "policy_sha256": trainer.identity["policy_sha256"],
-        "space": trainer.learner.space.name,
-        "copies": trainer.learner.copies,
-        "seconds": seconds,
-        "images_per_second": sum(row["images_per_second"] * row["seconds"] for row in rows) / seconds,
-        "peak_memory_mib": torch.cuda.max_memory_allocated(experiment.device) / 2**20 if cuda else None,
-        "unreadable_files": len(unreadable),
-        "data": {
-            "fingerprint": trainer.identity["data"],
-            "train": len(experiment.data.train),
-            "val": len(experiment.data.val),
-            "test": len(experiment.data.test),
-        },
-        "recipe": recipe.to_json(),
-        "machine": {**machine(experiment.device.type), "processes": world_size()},
-        "commit": trainer.commit,
-    }
-    if unreadable:
-        # In the bytes of the file system: a name need not be text.
-        names = b"".join(os.fsencode(file) + b"\n" for file in unreadable)
-        write_atomically(out / UNREADABLE, lambda part: part.write_bytes(names))
-    write_json(out / run_folder.RESULT, result)
-    return result
-
-
-def conclude(result: dict[str, Any], out: Path, console: Console) -> None:
-    if result["unreadable_files"]:
-        skipped = number_of("image file", result["unreadable_files"])
-        console.print(f"skipped {skipped} that could not be read; see {out / UNREADABLE}", soft_wrap=True)
-    accuracy = accuracy_key(result)
-    words = "test accuracy" if accuracy == "test_accuracy" else "accuracy on held-back images"
-    top5 = accuracy.replace("accuracy", "top5")
-    further = f", top-5 {result[top5]:.2%}" if result["recipe"]["dataset"] == "imagenet" else ""
-    console.print(
-        f"{words} {result[accuracy]:.2%}{further} after {number_of('epoch', result['epochs'])} in "
-        f"{duration(result['seconds'])}; {out / run_folder.RESULT}",
-        soft_wrap=True,
-    )
