@@ -324,7 +324,8 @@ class Search(Work):
     def check(self) -> None:
         """Refuse a folder that holds a different search, and a file among the results that is not of this one."""
         if self.makes.exists():
-            return self._check_policy(self.makes, "move the file away, or choose another --results")
+            self._check_policy(self.makes, "move the file away, or choose another --results")
+            return
         record = self.folder / run_folder.SEARCH
         if self.begun:
             self._check_settings(self.folder, _read(record, AWAY), AWAY)

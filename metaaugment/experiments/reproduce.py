@@ -147,7 +147,9 @@ class Queue:
             del self.live[job]
             if job.finished:
                 self._keep(job)
-            elif stopped or job.taken(words := job.last_words(process.returncode)):
+                continue
+            words = job.last_words(process.returncode)
+            if stopped or job.taken(words):
                 self.waiting.insert(0, job)
             else:
                 self._fail(job, words)
@@ -156,10 +158,12 @@ class Queue:
         try:
             self._say(f"{job}: {job.keep()}")
         except ValueError as error:
-            return self._fail(job, str(error))
+            self._fail(job, str(error))
+            return
         except OSError as error:  # a full disk, say; what was trained is safe in its folder
             self.unkept[job] = error
-            return self._say(self._why_unkept(job))
+            self._say(self._why_unkept(job))
+            return
         if isinstance(job, Job):
             self.kept += 1
             for sentence in self.worries(job.folder):
