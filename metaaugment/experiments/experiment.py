@@ -2,15 +2,16 @@
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from metaaugment.baselines import published
@@ -44,6 +45,21 @@ from metaaugment.transfer import LearnedPolicy
 PART = 256, 512
 # Data sets whose test images do not depend on the seed of the split.
 FIXED_TEST = ("cifar10", "cifar100", "imagenet")
+
+
+class Handling(TypedDict):
+    """Arguments of `Learner` that say how it handles images, loss and pace."""
+
+    every: int
+    part: int | None
+    copies: int
+    loss: Callable[[Tensor, Tensor], Tensor]
+    before: augment.Augmentation | None
+    after: augment.Augmentation | None
+    prepare: augment.Augmentation
+    generator: torch.Generator
+    space: str | Space
+    fill: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -126,8 +142,8 @@ class Experiment:
             **self.handling(space),
         )  # fmt: skip
 
-    def handling(self, space: str | Space | None = None) -> dict[str, Any]:
-        """What a learner takes from the recipe whatever its sampler and policy are: images, loss and pace."""
+    def handling(self, space: str | Space | None = None) -> Handling:
+        """What a learner takes from the recipe whatever its sampler and policy are."""
         recipe, data, generator = self.recipe, self.data, self.generator
         plain = recipe.method == "baseline"
         padding, cutout = (recipe.baseline_crop, 0) if plain else (recipe.crop, recipe.cutout)
@@ -157,12 +173,12 @@ class Experiment:
         return None if policy is None else policy_digest(policy)
 
     def fresh_policy(self) -> nn.Module:
-        """The policy before anything is learned."""
+        """The policy before anything is learned, with weights from torch's default generator."""
         recipe = self.recipe
         return METHODS[recipe.method].policy(recipe, feature_dim(self.network), self.data.num_classes)
 
     def fresh_network(self) -> nn.Module:
-        """A new network of the task network's kind."""
+        """A new network of the task network's kind, with weights from torch's default generator."""
         data = self.data
         net = network(self.recipe.network, data.num_classes, data.channels)
         return placed(net, self.recipe, self.device, self.dtype, self.layout)
@@ -275,7 +291,10 @@ def assemble(
 ) -> Experiment:
     """An experiment, with its network and generator, on data that are already loaded.
 
-    A network that is not `fresh` gets its weights from a checkpoint later, so it is given no pretrained ones."""
+    This seeds torch's default generator, from which come the initial weights of this network and, as they are made
+    later, those of `fresh_policy` and `fresh_network`. A network that is not `fresh` gets its weights from a checkpoint
+    later, so it is given no pretrained ones.
+    """
     _check_shares(recipe, data)
     if fresh:  # of a run that has begun, the checkpoint tells whether these are its data
         check_sizes(recipe, data)
