@@ -7,12 +7,10 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import tyro
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
@@ -25,7 +23,6 @@ from metaaugment.training.interruption import Interrupted
 from metaaugment.training.terminal import on_terminal
 
 if TYPE_CHECKING:
-    from metaaugment.experiments.place import Place
     from metaaugment.experiments.recipe import Recipe
     from metaaugment.search.search import Kind
     from metaaugment.transfer import LearnedPolicy
@@ -488,37 +485,50 @@ def searches() -> "dict[str, Kind]":
     return SEARCHES
 
 
-def searcher_of(system: str, name: str, act: "Callable[[Kind, Recipe, Any, Place], Any]") -> Callable[..., Any]:
-    """The command that acts on a search for a policy of a system, on a recipe's data and with its network."""
+def trial_of(kind: "Kind", name: str) -> "Recipe":
+    """What a search trains by default, on a recipe's data and with its network."""
     from dataclasses import replace
 
     from metaaugment.experiments.paper import RECIPES
+
+    return kind.trial(replace(RECIPES[name](), method=kind.system))
+
+
+def searcher_of(system: str, name: str, args: Sequence[str]) -> Callable[..., None]:
+    """The command that searches for a policy of a system, on a recipe's data and with its network."""
+    from metaaugment.experiments.flags import said
     from metaaugment.experiments.place import Place
     from metaaugment.experiments.recipe import Recipe
 
     kind = searches()[system]
-    trial = kind.trial(replace(RECIPES[name](), method=system))
+    trial = trial_of(kind, name)
 
-    def search(
+    def find(
         recipe: Annotated[Recipe, OmitArgPrefixes],
         settings: Annotated[kind.settings, OmitArgPrefixes],  # type: ignore[name-defined]
         place: Annotated[Place, OmitArgPrefixes],
-    ) -> Any:
-        return act(kind, recipe, settings, place)
+    ) -> None:
+        from metaaugment.search.search import search
 
-    search.__doc__ = f"Data: {trial.dataset}; network: {trial.network}."
-    search.__defaults__ = (trial, kind.settings(), Place())
-    return search
+        search(kind, recipe, settings, place, Patient(), said(args))
+
+    find.__doc__ = f"Data: {trial.dataset}; network: {trial.network}."
+    find.__defaults__ = (trial, kind.settings(), Place())
+    return find
 
 
-def recorded(system: str, name: str, words: Sequence[str]) -> dict[str, Any]:
-    """What a search with these flags records when it begins."""
+def recorded(system: str, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a search records when it begins, if these fields of its recipe and its settings are not the default."""
+    from dataclasses import fields, replace
+
     from metaaugment.search.search import recorded
 
-    def act(kind: "Kind", recipe: "Recipe", settings: Any, place: "Place") -> dict[str, Any]:
-        return recorded(kind, recipe, settings)
-
-    return tyro.cli(searcher_of(system, name, act), args=words)
+    kind = searches()[system]
+    trial, settings = trial_of(kind, name), kind.settings()
+    own = {field.name for field in fields(settings)}  # no recipe has a field of this name
+    trial = replace(trial, **{name: value for name, value in changes.items() if name not in own})
+    settings = replace(settings, **{name: value for name, value in changes.items() if name in own})
+    return recorded(kind, trial, settings)
 
 
 def recipes_of(words: Sequence[str]) -> Iterable[str]:
@@ -537,15 +547,13 @@ def training(args: Sequence[str]) -> Group:
 
 def searching(args: Sequence[str]) -> Group:
     from metaaugment.experiments.flags import said
-    from metaaugment.search.search import search
 
-    act = partial(search, console=Patient(), said=said(args))
     systems = {}
     for system, kind in searches().items():
         if system in args[1:2] and kind.spread and "address" in said(args) and not HELP & set(args):
             raise ValueError(f"--address is for pba, which can run on Ray; {system} {kind.spread}; leave out the flag")
         about = cleandoc(kind.settings.__doc__ or "")
-        searchers = {name: searcher_of(system, name, act) for name in recipes_of(args[2:3])}
+        searchers = {name: searcher_of(system, name, args) for name in recipes_of(args[2:3])}
         for name, command in searchers.items():
             if name in args:  # else it stands in a list, with what differs from one to the next
                 command.__doc__ = f"{about}\n\n{command.__doc__}"

@@ -332,13 +332,13 @@ def test_no_policy_is_taken_from_a_run_of_another_recipe(tmp_path: Path) -> None
         planned([job.row], 1, None, [job.entry.name], job.where)
 
 
-DADA = Entry("dada", {"method": "dada", "per_class": 10}, search=("--epochs", "1", "--per-class", "10"))
+DADA = Entry("dada", {"method": "dada", "per_class": 10}, search={"epochs": 1, "per_class": 10})
 
 
 def a_search(folder: Path, **changes: object) -> Search:
     """A search of digits as its folder and its policy record it, with some settings changed."""
     search = Search(replace(ROWS["digits"], entries=(DADA,)), DADA, 1, where(folder))
-    record = cli.recorded("dada", "digits", DADA.search or ())
+    record = cli.recorded("dada", "digits", DADA.search or {})
     for values in record.values():
         values |= {name: value for name, value in changes.items() if name in values}
     search.folder.mkdir(parents=True)
@@ -1016,7 +1016,7 @@ def test_a_run_whose_policy_never_comes_says_whose_it_is_and_what_makes_it(
 
 
 def test_a_policy_is_searched_for_once_and_then_trained_under(tmp_path: Path) -> None:
-    entry = Entry("dada", {"method": "dada", "per_class": 10}, search=("--epochs", "1", "--per-class", "10"))
+    entry = Entry("dada", {"method": "dada", "per_class": 10}, search={"epochs": 1, "per_class": 10})
     row, here, said = replace(ROWS["digits"], entries=(entry,)), where(tmp_path), io.StringIO()
     first, second, search = planned([row], 2, 1, [], here)
     assert (first.name, second.name, search.name) == ("dada-seed0", "dada-seed1", "dada-search")
@@ -1040,7 +1040,7 @@ def test_a_policy_is_searched_for_once_and_then_trained_under(tmp_path: Path) ->
 
 def test_a_search_goes_on_and_one_that_failed_holds_up_its_runs(tmp_path: Path) -> None:
     """By the words of its command; the run says nothing of its own, as the same command tries again."""
-    entry = Entry("faa", {"method": "faa"}, search=("--folds", "0"))
+    entry = Entry("faa", {"method": "faa"}, search={"folds": 0})
     row, here, said = replace(ROWS["digits"], entries=(entry,)), where(tmp_path), io.StringIO()
     with pytest.raises(ValueError, match=r"faa-search failed: --folds is 0; it must be"):
         reproducing.reproduce([row], 1, None, 1, [], 1, here, tmp_path / "R.md", Console(file=said, soft_wrap=True))

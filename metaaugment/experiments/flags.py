@@ -1,7 +1,7 @@
 """Dataclasses as command-line flags: how a value is refused, compared with a recorded one, and turned into flags."""
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,19 @@ def choice(value: str, allowed: Iterable[str]) -> str:
 
 def flags(value: Any, default: Any, names: Iterable[str] | None = None) -> list[str]:
     """The command-line flags that turn the default of a dataclass into this value."""
+    names = [field.name for field in fields(value)] if names is None else names
+    now = {name: getattr(value, name) for name in names}
+    return flags_of({name: set_to for name, set_to in now.items() if set_to != getattr(default, name)})
+
+
+def flags_of(changes: Mapping[str, Any]) -> list[str]:
+    """The command-line flags that set fields, by their names, to these values."""
     words = []
-    for name in names if names is not None else (field.name for field in fields(value)):
-        now = getattr(value, name)
-        if now != getattr(default, name):
-            # Switches take no value: --flip, --no-flip.
-            words += [f"--{'' if now else 'no-'}{flag(name)[2:]}"] if isinstance(now, bool) else [flag(name), str(now)]
+    for name, value in changes.items():
+        if isinstance(value, bool):  # a switch takes no value: --flip, --no-flip
+            words.append(flag(name) if value else f"--no-{flag(name)[2:]}")
+        else:
+            words += [flag(name), str(value)]
     return words
 
 

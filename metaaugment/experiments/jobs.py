@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from metaaugment.baselines import published
 from metaaugment.experiments import results
 from metaaugment.experiments.experiment import policy_digest
 from metaaugment.experiments.export import learned_policy
-from metaaugment.experiments.flags import flag, flags
+from metaaugment.experiments.flags import flag, flags, flags_of
 from metaaugment.experiments.outcome import accuracy_key
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
@@ -39,9 +39,9 @@ class Where:
     runs: Path
     results: Path
     place: Place
-    # What a search records when it begins, by its system, its recipe and its further arguments. It is handed in from
-    # above: searches are built on experiments.
-    recorded: Callable[[str, str, Sequence[str]], Mapping[str, Any]]
+    # What a search records when it begins, by its system, its recipe and what it sets otherwise than by default. It is
+    # handed in from above: searches are built on experiments.
+    recorded: Callable[[str, str, Mapping[str, Any]], Mapping[str, Any]]
 
 
 class Work(ABC):
@@ -314,12 +314,17 @@ class Search(Work):
 
     def words(self) -> list[str]:
         folder = ["--resume" if self.begun else "--out", str(self.folder)]
-        more: Iterable[str] = () if self.begun else self.entry.search or ()
+        more = [] if self.begun else flags_of(self.changes)
         return ["search", self.system, self.row.recipe, *self.where.place.flags(), *folder, *more]
 
     @property
     def system(self) -> str:
         return self.entry.changes["method"]
+
+    @property
+    def changes(self) -> Mapping[str, Any]:
+        """What it sets otherwise than by default."""
+        return self.entry.search or {}
 
     def check(self) -> None:
         """Refuse a folder that holds a different search, and a file among the results that is not of this one."""
@@ -354,7 +359,7 @@ class Search(Work):
             found = Recipe.from_json(search["recipe"]).to_json() | search["settings"]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{what} cannot be understood: {error}; {way}") from None
-        wanted = self.where.recorded(self.system, self.row.recipe, self.entry.search or ())
+        wanted = self.where.recorded(self.system, self.row.recipe, self.changes)
         for name, meant in {**wanted["recipe"], **wanted["settings"]}.items():
             if name in found and found[name] != meant:
                 raise ValueError(

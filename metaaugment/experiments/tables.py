@@ -23,15 +23,15 @@ FAST: dict[str, Any] = {"lagged": True, "every": 8, "policy_lr": 8e-3}
 class Entry:
     """Runs that differ in their seed only.
 
-    `under` names the entry whose learned policy they are trained under. If `search` is given, which holds further
-    arguments of the search command, their method's policy is searched for first.
+    `under` names the entry whose learned policy they are trained under. If `search` is given, which holds what the
+    search sets otherwise than by default, their method's policy is searched for first.
     """
 
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     paper: str = ""
     under: tuple[str, str] | None = None  # a row, and its entry
-    search: tuple[str, ...] | None = None
+    search: Mapping[str, Any] | None = None
     apart: bool = False  # appears in comparisons only
 
 
@@ -82,7 +82,7 @@ def _entry(recipe: str, method: str, figure: str) -> Entry:
 
 def _searched(method: str, figure: str = "") -> Entry:
     """A compared system on data that it has published no policy for, with one that it finds there, as in the paper."""
-    return Entry(method, {"method": method}, figure, search=())
+    return Entry(method, {"method": method}, figure, search={})
 
 
 def _fast() -> Entry:
