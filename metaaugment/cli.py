@@ -1,25 +1,22 @@
 """The program `metaaugment`: one typed function per command; each hands over to the part that does the work."""
 
-import io
 import itertools
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 import metaaugment
 from metaaugment.command import HELP, Group, understood
-from metaaugment.distributed import Parted, rank
-from metaaugment.faults import full_memory, lost_reader
+from metaaugment.distributed import rank
+from metaaugment.program import Patient, in_a_sentence, write_any_character
 from metaaugment.training import launch
-from metaaugment.training.interruption import Interrupted
 from metaaugment.training.terminal import on_terminal
 
 if TYPE_CHECKING:
@@ -144,22 +141,6 @@ def listed(functions: Mapping[str, object]) -> None:
     for name, function in functions.items():
         table.add_row(name, (function.__doc__ or "").split("\n")[0])
     Console().print(table)
-
-
-class Patient(Console):
-    """A console that goes quiet when the reader of its output closes it, instead of ending the process.
-
-    It prints sentences with names of files in them, in which brackets and colons are not markup.
-    """
-
-    def __init__(self, quiet: bool = False) -> None:
-        super().__init__(
-            quiet=quiet, soft_wrap=True, markup=False, emoji=False, highlight=False, force_terminal=on_terminal()
-        )
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def export(
@@ -329,7 +310,7 @@ def trainer_of(name: str, args: Sequence[str]) -> Callable[..., None]:
                 console.print(sentence)
 
     train.__doc__ = RECIPES[name].__doc__
-    train.__defaults__ = (RECIPES[name](), Place())
+    train.__defaults__ = (RECIPES[name](), Place())  # from which tyro takes those of the flags
     return train
 
 
@@ -513,7 +494,7 @@ def searcher_of(system: str, name: str, args: Sequence[str]) -> Callable[..., No
         search(kind, recipe, settings, place, Patient(), said(args))
 
     find.__doc__ = f"Data: {trial.dataset}; network: {trial.network}."
-    find.__defaults__ = (trial, kind.settings(), Place())
+    find.__defaults__ = (trial, kind.settings(), Place())  # as in `trainer_of`
     return find
 
 
@@ -586,23 +567,6 @@ def program(args: Sequence[str]) -> Group:
     return Group("command", metaaugment.__doc__ or "", commands)
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Exit status 0 for success, 2 for a user's mistake (one sentence), 1 for a fault of ours.
-
-    Of several processes that train together, only one speaks.
-    """
-    write_any_character()
-    with launch.ending():
-        call(list(sys.argv[1:] if args is None else args))
-
-
-def write_any_character() -> None:
-    """Have the output replace what its encoding lacks: a ± or a strange file name must not end a run."""
-    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
-        if isinstance(stream, io.TextIOWrapper):  # a program that calls this one may have put anything there
-            stream.reconfigure(errors=errors)
-
-
 def rewritten(args: Sequence[str]) -> Sequence[str]:
     """`transfer FILE RECIPE` rewritten as what it stands for, `train RECIPE --policy FILE`, with the same flags."""
     if args[:1] != ["transfer"]:
@@ -617,45 +581,23 @@ def rewritten(args: Sequence[str]) -> Sequence[str]:
     return ["train", named[1], "--policy", named[0], *args[3:]]
 
 
+def main(args: Sequence[str] | None = None) -> None:
+    """The program; without arguments, with those of the command line."""
+    args = list(sys.argv[1:] if args is None else args)
+    write_any_character()
+    with launch.ending(), in_a_sentence(args):
+        call(args)
+
+
 def call(args: Sequence[str]) -> None:
-    try:
-        if args[:1] in (["train"], ["transfer"]):
-            launch.join()
-        if args[:1] in (["search"], ["reproduce"]):
-            launch.check_alone(args[0])
-        if args == ["--version"]:
-            return print(metaaugment.__version__)
-        if args == ["bench"]:
-            return listed(BENCHES.commands)
+    if args[:1] in (["train"], ["transfer"]):
+        launch.join()
+    if args[:1] in (["search"], ["reproduce"]):
+        launch.check_alone(args[0])
+    if args == ["--version"]:
+        print(metaaugment.__version__)
+    elif args == ["bench"]:
+        listed(BENCHES.commands)
+    else:
         args = rewritten(args)
         understood(program(args), "metaaugment", args, console_outputs=rank() == 0)()
-    except BrokenPipeError:  # the reader of our output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except ValueError as error:
-        fail(str(error))
-    except Parted as error:
-        fail(f"{error}; continue from the last checkpoint with --resume, or let torchrun do it with --max-restarts", 1)
-    except (MemoryError, RuntimeError) as error:
-        fault = full_memory(error) or lost_reader(error)
-        if fault is None:
-            raise
-        if lost_reader(error):
-            way = "continue with --resume and fewer --workers"
-        elif args[:1] == ["search"]:  # one that was begun keeps its batch size
-            way = "begin again with a smaller --batch, --copies or --policy-batch"
-        else:
-            way = "free some, or use a machine with more"
-        fail(f"{fault}; {way}")
-    except Interrupted as stop:
-        sys.exit(128 + stop.signum)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def fail(sentence: str, status: int = 2) -> NoReturn:
-    if launch.speaks():
-        console = Console(stderr=True, soft_wrap=True, force_terminal=on_terminal(sys.stderr))
-        console.print(f"metaaugment: {sentence}", style="red", markup=False, highlight=False)
-    sys.exit(status)

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "metaaugment"
 
 # From the top down; modules of one line may use each other. The README names the chief ones of each layer.
 LAYERS = (
-    ("cli", "command", "integrations", "report", "bench", "search"),
+    ("cli", "command", "program", "integrations", "report", "bench", "search"),
     ("experiments",),
     ("training",),
     ("transfer", "policy_file", "source", "frozen"),
