@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -111,7 +111,7 @@ class Transformation:
         return drawn
 
     @classmethod
-    def _trusted(cls, *values: Tensor | None) -> "Transformation":
+    def _trusted(cls, *values: Any) -> Self:
         """Construct without checking values, which would make the host wait for a GPU."""
         transformation = object.__new__(cls)
         for name, value in zip(cls.__dataclass_fields__, values, strict=True):
@@ -120,7 +120,7 @@ class Transformation:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Transformation":
         values = (self.first, self.second, self.magnitudes, self.signs, self.positions)
-        return self._trusted(*(None if value is None else function(value) for value in values))
+        return Transformation._trusted(*(None if value is None else function(value) for value in values))
 
 
 def device_of(generator: torch.Generator | None) -> torch.device:

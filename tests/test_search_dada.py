@@ -25,6 +25,7 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.run import train
+from metaaugment.observation import Observation
 from metaaugment.ops import INDEX, OPS
 from metaaugment.search import dada
 from metaaugment.search.kinds import SEARCHES
@@ -33,6 +34,7 @@ from metaaugment.search.relaxed import (
     Draws,
     RelaxedLearner,
     RelaxedPolicy,
+    RelaxedTransformation,
     gumbel,
     gumbel_given,
     logistic_given,
@@ -116,8 +118,8 @@ def test_inputs_are_what_apply_gives_bit_for_bit() -> None:
     t = seen.transformation
     assert torch.equal(seen.images, ma.apply(images, t, "faa", 7))
     assert torch.equal(seen.inputs, seen.images / 255)
-    drawn = learner.drawn.draws
-    assert drawn is not None
+    assert isinstance(t, RelaxedTransformation)
+    drawn = t.draws
     for i, (selected, *applied) in enumerate(zip(drawn.selected, *drawn.applied.T, strict=True)):
         pair = int((-selected.log()).argmin())  # all pairs are alike, so the smallest exponential number wins
         names = [name if u > 0.5 else "Identity" for name, u in zip(policy.names[pair], applied, strict=True)]
@@ -195,8 +197,8 @@ def test_the_gradient_of_the_validation_loss_against_an_unrolled_update() -> Non
         val_images, val_labels = torch.randint(0, 256, (20, 3, 4, 4), dtype=torch.uint8), torch.randint(0, 3, (20,))
         seen = learner.observe(images, labels)
         learner.policy_backward(seen, val_images, val_labels)
-        assert learner.drawn.draws is not None
-        selected, applied = policy.choose(learner.drawn.draws)
+        assert isinstance(seen.transformation, RelaxedTransformation)
+        selected, applied = policy.choose(seen.transformation.draws)
         log_p = Categorical(logits=policy.logits).log_prob(selected)
         log_p = log_p + Bernoulli(policy.probabilities[selected]).log_prob(applied.double()).sum(1)
         level = policy.levels[selected] * (applied & (policy.functions[selected] != INDEX["Invert"]))
@@ -235,6 +237,41 @@ def test_a_policy_update_leaves_the_network_alone_and_gives_it_its_gradient() ->
         torch.testing.assert_close(parameter.grad, gradient)
     assert learner.alpha.grad is None
     assert all(float(p.grad.abs().sum()) > 0 for p in (learner.relaxed.logits, learner.relaxed.probabilities))  # type: ignore[union-attr]
+
+
+def test_each_observation_has_the_gradient_of_its_own_draws() -> None:
+    """Whatever else was observed or looked at before its turn came: that replaced the draws."""
+    network, few = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5)), torch.Generator().manual_seed(0)
+    batches = [
+        (torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8, generator=few), torch.arange(n) % 5)
+        for n in (16, 16, 24)
+    ]
+
+    def gradients(in_turn: bool) -> list[Tensor]:
+        learner = RelaxedLearner(network, policy, space="faa", generator=torch.Generator().manual_seed(1))
+        found = []
+
+        def learn(seen: Observation) -> None:
+            learner.policy_backward(seen, *batches[2])
+            for parameter in learner.policy_parameters():
+                assert parameter.grad is not None
+                found.append(parameter.grad)
+                parameter.grad = None
+
+        if in_turn:
+            for batch in batches[:2]:
+                learn(learner.observe(*batch))
+        else:
+            pending = [learner.observe(*batch) for batch in batches[:2]]
+            learner.look(*batches[2], seed=7)
+            for seen in pending:
+                learn(seen)
+        return found
+
+    policy = shaken().float()
+    in_turn, pending = gradients(True), gradients(False)
+    assert len(in_turn) == len(pending) == 2 * len(list(policy.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(in_turn, pending, strict=True))
 
 
 def test_a_function_that_destroys_the_label_is_given_up() -> None:

@@ -20,7 +20,7 @@ The estimator is the one that DADA published.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -70,7 +70,24 @@ class Draws:
 
     def to(self, like: Tensor) -> "Draws":
         """The same on another tensor's device, in its precision."""
-        return Draws(*(u.to(like) for u in (self.selected, self.applied, self.relaxed_selected, self.relaxed_applied)))
+        return self.map(lambda u: u.to(like))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Draws":
+        return Draws(*map(function, (self.selected, self.applied, self.relaxed_selected, self.relaxed_applied)))
+
+
+@dataclass(frozen=True, eq=False)
+class RelaxedTransformation(Transformation):
+    """A transformation, with the draws that its functions were chosen by."""
+
+    draws: Draws = field(kw_only=True)
+
+    @classmethod
+    def of(cls, t: Transformation, draws: Draws) -> "RelaxedTransformation":
+        return cls._trusted(t.first, t.second, t.magnitudes, t.signs, t.positions, draws)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "RelaxedTransformation":
+        return self.of(super()._map(function), self.draws.map(function))
 
 
 class ControlVariate(nn.Module):
@@ -215,20 +232,20 @@ def logistic_given(p: Tensor, above: Bool[Tensor, "n 2"], u: Tensor) -> Tensor:
 
 
 class RelaxedSampler(StillSampler):
-    """Draws from a relaxed policy, and keeps the uniform numbers behind the choices of the last mini-batch."""
+    """Draws from a relaxed policy; the draws stay with the transformations that they chose."""
 
     def __init__(self, policy: RelaxedPolicy) -> None:
         self.policy = policy
-        self.draws: Draws | None = None
 
     @torch.no_grad()
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
+    def sample(self, n: int, generator: torch.Generator | None = None) -> RelaxedTransformation:
         policy = self.policy
-        self.draws = Draws.draw(n, len(policy.logits), generator).to(policy.logits)
-        selected, applied = policy.choose(self.draws)
+        draws = Draws.draw(n, len(policy.logits), generator).to(policy.logits)
+        selected, applied = policy.choose(draws)
         functions = torch.where(applied, policy.functions[selected], INDEX["Identity"])
         magnitudes = MAX_MAGNITUDE * policy.levels[selected].double()
-        return Transformation.draw(functions[:, 0], functions[:, 1], generator, magnitudes)
+        t = Transformation.draw(functions[:, 0], functions[:, 1], generator, magnitudes)
+        return RelaxedTransformation.of(t, draws)
 
 
 class RelaxedLearner(Learner):
@@ -239,8 +256,8 @@ class RelaxedLearner(Learner):
     """
 
     def __init__(self, network: nn.Module, policy: RelaxedPolicy, **settings: Any) -> None:
-        self.relaxed, self.drawn = policy, RelaxedSampler(policy)
-        super().__init__(network, self.drawn, policy, **settings)
+        self.relaxed = policy
+        super().__init__(network, RelaxedSampler(policy), policy, **settings)
         self.alpha.requires_grad_(False)
 
     def observe(self, images: Tensor, labels: Tensor) -> Observation:
@@ -250,12 +267,13 @@ class RelaxedLearner(Learner):
     def policy_backward(self, seen: Observation, images: Tensor, labels: Tensor) -> None:
         """Add the gradient of the validation loss at ŵ to `.grad` of the policy, and theirs to its control variates."""
         check_batch(images, labels, self.device, "validation")
-        assert self.drawn.draws is not None
+        assert isinstance(seen.transformation, RelaxedTransformation)
+        draws = seen.transformation.draws
         inner, g = self.inner_gradient(seen, retain_graph=False)
         v = self.gradient_ahead(seen, g, images, labels)
         seen.alignment, slope = self._along(seen, v)
         with torch.autocast(self.device.type, enabled=False):
-            gradients = self.relaxed.gradients(-self.alpha * seen.alignment, -self.alpha * slope, self.drawn.draws)
+            gradients = self.relaxed.gradients(-self.alpha * seen.alignment, -self.alpha * slope, draws)
         if self.guard.passes(gradients):
             accumulate(self.policy_parameters(), gradients)
         # All weights are equal whatever the policy is, so this is the gradient that trains the network too.
