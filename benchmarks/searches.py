@@ -39,9 +39,9 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import PAPER_OPS
 from metaaugment.search import auto_augment, dada, faa, pba
+from metaaugment.search.evolution import MAX_LEVEL, MAX_TENTHS
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.population import MAX_LEVEL, MAX_TENTHS
 from metaaugment.search.relaxed import FUNCTIONS as DADA_FUNCTIONS
 from metaaugment.search.search import search
 from metaaugment.seeds import derived_seed

@@ -31,11 +31,12 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.search import pba, population
+from metaaugment.search.evolution import Functions, exploit, explore, intervals
 from metaaugment.search.file_lock import FileLock
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.population import Functions, Trial, Workbench, exploit, explore, intervals
 from metaaugment.search.search import search
+from metaaugment.search.workbench import Trial, Workbench, lineage
 from metaaugment.training import checkpoint
 from metaaugment.training.interruption import Interrupted
 from metaaugment.training.trainer import Trainer
@@ -191,7 +192,7 @@ def test_going_on_from_another_trial_is_going_on_as_it(tmp_path: Path) -> None:
     after = [state(trial) for trial in (good, bad)]
     assert same(after[0]["network"], after[1]["network"])
     assert not same(after[0]["network"], before[0]["network"])
-    assert population.lineage(bad.folder) == [functions.start(), policy]
+    assert lineage(bad.folder) == [functions.start(), policy]
 
 
 def test_a_policy_changes_the_training(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_trials_that_take_turns_train_as_if_alone(device: str, tmp_path: Path) -
         for trial in (*in_turn, *alone):
             trial.advance(policy, range(2 * number, 2 * number + 2))
     for one, other in zip(alone, in_turn, strict=True):
-        assert population.lineage(one.folder) == population.lineage(other.folder)
+        assert lineage(one.folder) == lineage(other.folder)
         found, wanted = (
             torch.cat([w.double().flatten() for w in state(trial)["network"].values()]) for trial in (other, one)
         )

@@ -10,8 +10,9 @@ from metaaugment.experiments.flags import one_of, refuse
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import PAPER_OPS
 from metaaugment.search import population
+from metaaugment.search.evolution import Functions, Policy, intervals
 from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.population import POPULATION, RAY_FOLDER, Functions, intervals
+from metaaugment.search.population import POPULATION, RAY_FOLDER
 from metaaugment.search.records import understood
 from metaaugment.training.json_file import read_json
 from metaaugment.training.log import Row
@@ -126,7 +127,7 @@ def _functions(settings: Settings, recipe: Recipe) -> Functions:
     return Functions(PAPER_FUNCTIONS, recipe.space, source)
 
 
-def _ray(settings: Settings) -> Callable[[Laboratory, Functions, int, int], list[population.Policy]]:
+def _ray(settings: Settings) -> Callable[[Laboratory, Functions, int, int], list[Policy]]:
     try:
         from metaaugment.search.ray_population import RayPopulation
     except ImportError:

@@ -33,8 +33,10 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.faults import first_line
 from metaaugment.search import population
+from metaaugment.search.evolution import QUANTILE, Functions, Policy, explore, intervals
 from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.population import QUANTILE, RAY_FOLDER, Functions, Policy, Trial, Workbench, intervals
+from metaaugment.search.population import RAY_FOLDER
+from metaaugment.search.workbench import Trial, Workbench, lineage
 from metaaugment.training import checkpoint
 
 ROOMS = "rooms"  # in the folder of a search: where workers train, each in a folder of its own
@@ -143,7 +145,7 @@ class RayPopulation:
         best = results.get_best_result("objective", "max").checkpoint
         assert best is not None
         with best.as_directory() as kept:
-            return population.lineage(Path(kept))
+            return lineage(Path(kept))
 
 
 def _tuner(folder: Path, trainable: Any, functions: Functions, number: int) -> tune.Tuner:
@@ -171,7 +173,7 @@ def _tuner(folder: Path, trainable: Any, functions: Functions, number: int) -> t
 
 
 def _explore(config: dict[str, Any]) -> dict[str, Any]:
-    return config | {"policy": population.explore(config["policy"], Random())}
+    return config | {"policy": explore(config["policy"], Random())}
 
 
 def _share(workers: int | None, device: str) -> dict[str, float]:
