@@ -15,13 +15,12 @@ from types import ModuleType
 
 import torch
 from PIL import Image
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from metaaugment.bench import pillow
-from metaaugment.bench.record import by_turns, check_new, write
+from metaaugment.bench.record import by_turns, check_new, table, write
 from metaaugment.ops import OPS, PAPER_OPS, find_space
 from metaaugment.training.machine import choose_device
 from metaaugment.training.terminal import on_terminal
@@ -203,12 +202,7 @@ _LIBRARY: torch.library.Library | None = None
 def report(figures: list[Figure]) -> Table:
     """The figures of one comparison."""
     n, size, device = figures[0].n, figures[0].size, figures[0].device
-    table = Table(
-        title=f"{n} images of {size}×{size} on {device}, two functions each", title_justify="left", box=SIMPLE_HEAD
-    )
-    for column in ("system", "images/s", "ms per batch", "our speedup"):
-        table.add_column(column, justify="left" if column == "system" else "right", no_wrap=True)
-    for figure in figures:
-        rate = figure.images_per_second
-        table.add_row(figure.system, f"{rate:,.0f}", f"{1000 * n / rate:.3f}", f"{figure.ours_over_it:.2f}")
-    return table
+    title = f"{n} images of {size}×{size} on {device}, two functions each"
+    rates = [(f.system, f.images_per_second, f.ours_over_it) for f in figures]
+    rows = [(system, f"{rate:,.0f}", f"{1000 * n / rate:.3f}", f"{ours:.2f}") for system, rate, ours in rates]
+    return table(title, ("system", "images/s", "ms per batch", "our speedup"), rows)

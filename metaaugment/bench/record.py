@@ -1,13 +1,15 @@
-"""How benches time, and keep their figures."""
+"""How benches time, show and keep their figures."""
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from metaaugment.training.json_file import write_json
 from metaaugment.training.machine import commit, machine
@@ -39,6 +41,16 @@ def by_turns(calls: Mapping[Name, Callable[[], object]], seconds: float, device:
         {name: timed(call, times[name], device) / times[name] for name, call in calls.items()} for _ in range(ROUNDS)
     ]
     return {name: statistics.median(one[name] for one in rounds) for name in calls}
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Names in the first column, and numbers in the others."""
+    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for place, column in enumerate(columns):
+        made.add_column(column, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def check_new(file: Path | None) -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from metaaugment.bench.record import by_turns, check_new, write
+from metaaugment.bench.record import by_turns, check_new, table, write
 from metaaugment.capture import step_of
 from metaaugment.features import feature_dim
 from metaaugment.learner import Learner
@@ -184,10 +183,8 @@ def captured_plain(step: Callable[..., None], batch: tuple[Tensor, Tensor]) -> C
 
 def report(name: str, batch: int, device: str, figures: list[Figure]) -> Table:
     title = f"{name}, batch {batch}, on {device}" + (", bf16" if device == "cuda" else "")
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, caption_justify="left")
-    for column in ("step", "ms", "× plain", "MiB", "× MiB"):
-        table.add_column(column, justify="left" if column == "step" else "right", no_wrap=True)
+    rows = []
     for f in figures:
         memory = ("–", "–") if f.peak_mib is None else (f"{f.peak_mib:,.0f}", f"{f.memory_over_plain:.2f}")
-        table.add_row(f.variant, f"{f.milliseconds:.2f}", f"{f.over_plain:.2f}", *memory)
-    return table
+        rows.append((f.variant, f"{f.milliseconds:.2f}", f"{f.over_plain:.2f}", *memory))
+    return table(title, ("step", "ms", "× plain", "MiB", "× MiB"), rows)

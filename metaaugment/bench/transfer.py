@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from metaaugment.bench import step
-from metaaugment.bench.record import by_turns, check_new, write
+from metaaugment.bench.record import by_turns, check_new, table, write
 from metaaugment.capture import step_of
 from metaaugment.embedding import K
 from metaaugment.features import feature_dim
@@ -107,9 +106,5 @@ def _tensors(policy: LearnedPolicy) -> list[torch.Tensor]:
 def report(figures: list[Figure], batch: int, device: str) -> Table:
     one = figures[0]
     title = f"{one.network} under a policy with {one.eyes}, batch {batch}, on {device}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for column in ("step", "ms", "× plain"):
-        table.add_column(column, justify="left" if column == "step" else "right", no_wrap=True)
-    for figure in figures:
-        table.add_row(figure.step, f"{figure.milliseconds:.2f}", f"{figure.over_plain:.2f}")
-    return table
+    rows = [(figure.step, f"{figure.milliseconds:.2f}", f"{figure.over_plain:.2f}") for figure in figures]
+    return table(title, ("step", "ms", "× plain"), rows)
