@@ -170,6 +170,7 @@ def data(batch: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
 
 def captured_plain(step: Callable[..., None], batch: tuple[Tensor, Tensor]) -> Callable[[], object]:
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
             step(*batch)
