@@ -32,8 +32,9 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.ops import PAPER_OPS
 from metaaugment.search import crew, faa, studies
-from metaaugment.search.faa import Fold, Settings, divide, propose
+from metaaugment.search.faa import Settings, propose
 from metaaugment.search.file_lock import FileLock
+from metaaugment.search.fold import Fold, divide
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.search import search

@@ -23,39 +23,29 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from jaxtyping import Int64
-from torch import Tensor, nn
-
 from metaaugment.baselines import published
 from metaaugment.baselines.found import FoundPolicy, Function
-from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
-from metaaugment.data import DataSet
-from metaaugment.data.augment import Augmentation
-from metaaugment.data.batches import Reader, on_device, once
-from metaaugment.data.splits import Split, apportion, split
+from metaaugment.baselines.sub_policies import SubPolicies
+from metaaugment.data.batches import Reader, on_device
 from metaaugment.experiments.flags import refuse
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.ops import INDEX, OPS, PAPER_OPS
 from metaaugment.search import crew
 from metaaugment.search.file_lock import FileLock
+from metaaugment.search.fold import Fold, divide
 from metaaugment.search.laboratory import Laboratory, another_tenth
 from metaaugment.search.records import understood
 from metaaugment.search.studies import STUDIES, claim, finished, give_up, open_studies, running, value
 from metaaugment.seeds import FOLD, PROPOSAL, TRIAL, derived_seed
-from metaaugment.training.evaluation import evaluating
 from metaaugment.training.folder import SEARCH, TRIALS
 from metaaugment.training.json_file import read_json
 from metaaugment.training.log import Row
 from metaaugment.training.trainer import Trainer, Watcher
-from metaaugment.transformation import apply
 from metaaugment.words import number_of
 
 if TYPE_CHECKING:
@@ -167,60 +157,7 @@ def _found(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> S
     )
 
 
-# -- a fold -----------------------------------------------------------------------------------------------------------
-
-
-def divide(labels: Int64[Tensor, " n"], held_out: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of D_M and D_A, which are disjoint and cover all images, each with the classes in proportion."""
-    sizes = labels.bincount().tolist()
-    judged, trained = split(labels, seed % 2**32, apportion(round(held_out * len(labels)), sizes))
-    if len(judged) == 0:
-        raise ValueError(f"--held-out is {held_out:g}, which holds out none of {len(labels)} images; choose more")
-    return trained, judged
-
-
-@dataclass(frozen=True)
-class Fold:
-    """A network and the images that it judges policies by.
-
-    `data`: its training images are D_M, its validation images D_A. `precision` makes the context that passes run in.
-    """
-
-    number: int
-    network: nn.Module
-    data: DataSet
-    held_out: Split  # D_A again, on the device
-    device: torch.device
-    prepare: Augmentation
-    precision: Callable[[], AbstractContextManager[object]]
-    reader: Reader
-
-    @torch.no_grad()
-    def objective(self, policy: SubPolicies | None = None, seed: int = 0, draws: int = 1) -> float:
-        """−L(θ | T(D_A)), to be maximized; the loss of an image is the least of its draws.
-
-        Without a policy, images are plain.
-        """
-        generator = torch.Generator(self.device).manual_seed(seed)
-        total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
-        with evaluating(self.network), self.precision():
-            for images, labels in once(self.held_out, self.device, self.reader):
-                copies = [images] if policy is None else self._augmented(images, policy, draws, generator)
-                losses = [self._losses(copy, labels) for copy in copies]
-                total += torch.stack(losses).amin(0).double().sum()
-                count += len(labels)
-        return -float(total) / max(count, 1)
-
-    def _augmented(
-        self, images: Tensor, policy: SubPolicies, draws: int, generator: torch.Generator
-    ) -> Iterator[Tensor]:
-        """T(D_A), drawn `draws` times, each image under its own transformation."""
-        sampler = SubPolicySampler(policy)
-        for _ in range(draws):
-            yield apply(images, sampler.sample(len(images), generator), policy.space, self.data.fill)
-
-    def _losses(self, images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(self.network(self.prepare(images)).float(), labels, reduction="none")
+# -- folds ------------------------------------------------------------------------------------------------------------
 
 
 def train(lab: Laboratory, settings: Settings, number: int) -> Fold:
