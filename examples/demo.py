@@ -31,7 +31,8 @@ from metaaugment.experiments.export import learned_policy
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
-from metaaugment.report import figures
+from metaaugment.report import learned
+from metaaugment.report.picture import save
 from metaaugment.words import duration
 
 METHODS = ("metaaugment", "randaugment", "baseline")  # the longest first, so that no core waits at the end
@@ -84,12 +85,12 @@ def draw(folder: Path, run_of: Path) -> list[Path]:
     augmented, t = policy.transform(images, generator)
     weights = policy.weights(augmented, t)
     return [
-        figures.save(
-            figures.distribution(policy.probabilities, "digits: learned distribution over pairs of functions"),
+        save(
+            learned.heat_map(policy.probabilities, "digits: learned distribution over pairs of functions"),
             folder / "distribution.png",
         ),
-        figures.save(
-            figures.weighted_samples(augmented, t, weights, policy.space, "digits: what the policy makes of samples"),
+        save(
+            learned.weighted_samples(augmented, t, weights, policy.space, "digits: what the policy makes of samples"),
             folder / "samples.png",
         ),
     ]

@@ -69,9 +69,9 @@ def ops(
         for line in in_words(policy, size):
             print(line)
     elif picture is not None:
-        from metaaugment.report import figures
+        from metaaugment.report.picture import check
 
-        figures.check(picture, "--picture")
+        check(picture, "--picture")
         operations.draw(picture, image, space or "metaaugment")
         print(picture)
     elif on_terminal():
@@ -195,7 +195,8 @@ def show(
     """Draw augmented copies of images with the weights that a policy gives them."""
     import torch
 
-    from metaaugment.report import figures
+    from metaaugment.report import photos
+    from metaaugment.report.picture import check, save
 
     if not images:
         raise ValueError("no image is named; give one or more after the policy file")
@@ -206,7 +207,7 @@ def show(
     if out is None:
         names = itertools.chain(["grid.png"], (f"grid-{number}.png" for number in itertools.count(2)))
         out = next(path for path in map(Path, names) if not path.exists())
-    figures.check(out, "--out")
+    check(out, "--out")
     policy = learned(file)
     if policy.needs_labels:
         raise ValueError(
@@ -214,7 +215,7 @@ def show(
             "metaaugment export RUN FILE --sampler-only, or in Python with policy.sampler_only()"
         )
     generator = torch.Generator().manual_seed(seed)
-    print(figures.save(figures.copies(figures.photos(images, policy.source), policy, copies, generator), out))
+    print(save(photos.copies(photos.read(images, policy.source), policy, copies, generator), out))
 
 
 def transfer(
@@ -372,14 +373,15 @@ def diagnose(
     from metaaugment.experiments.diagnosis import diagnose
     from metaaugment.experiments.place import Place
     from metaaugment.experiments.run import as_it_was, read_recipe
-    from metaaugment.report import diagnosis, figures
+    from metaaugment.report import diagnosis
+    from metaaugment.report.picture import check, save
     from metaaugment.training import folder
     from metaaugment.training.json_file import write_json
     from metaaugment.training.progress import counted
     from metaaugment.words import number_of
 
     if picture is not None:
-        figures.check(picture, "--picture")
+        check(picture, "--picture")
     console = Patient()
     # A run that has come this far has skipped any files that cannot be read.
     was = as_it_was(run, Place(data=data, device=device, corrupt="skip"), console)
@@ -392,7 +394,7 @@ def diagnose(
         print(line)
     write_json(run / folder.DIAGNOSIS, found.to_json())
     if picture is not None:
-        print(figures.save(diagnosis.picture(found).figure, picture))
+        print(save(diagnosis.picture(found).figure, picture))
 
 
 def convergence(
@@ -407,13 +409,14 @@ def convergence(
 ) -> None:
     """Check Theorems 1 and 2 numerically: how exact gradients shrink with the number of iterations."""
     from metaaugment.experiments.convergence import HORIZONS, study, write
-    from metaaugment.report import convergence, figures
+    from metaaugment.report import convergence
+    from metaaugment.report.picture import save
 
     runs = study(horizons or HORIZONS, seeds, Patient())
     for line in convergence.in_words(runs):
         print(line)
     print(write(out / "convergence.json", runs))
-    print(figures.save(convergence.figure(runs), out / "convergence.png"))
+    print(save(convergence.figure(runs), out / "convergence.png"))
 
 
 def report(

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, UInt8
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from metaaugment.ops import MAX_MAGNITUDE, OPS, PAPER_OPS
-from metaaugment.report import figures
+from metaaugment.ops import MAX_MAGNITUDE, OPS, PAPER_OPS, Space
+from metaaugment.report.operations import describe
 from metaaugment.report.picture import COLORS, INK, PAPER, Picture, drawn, show, tint
 from metaaugment.report.preferences import (
     BINS,
@@ -23,6 +25,7 @@ from metaaugment.report.preferences import (
 )
 from metaaugment.report.seen import Seen
 from metaaugment.training.look import CONTRASTS
+from metaaugment.transformation import Transformation
 
 NAMES = [op.name for op in PAPER_OPS]
 
@@ -32,7 +35,22 @@ def distribution(p: np.ndarray, epoch: int) -> Picture:
     title = f"How often each pair of functions is drawn, after epoch {epoch}"
     words = f"Probabilities of pairs after epoch {epoch}, as multiples of the uniform one: {extremes(p)}."
     reading = "First function down, second across; red pairs are drawn more often than uniformly, blue ones less."
-    return Picture("distribution", title, reading, words, figures.distribution(torch.from_numpy(p / p.sum()), title))
+    return Picture("distribution", title, reading, words, heat_map(torch.from_numpy(p / p.sum()), title))
+
+
+def heat_map(probabilities: Float[Tensor, "K K"], title: str) -> Figure:
+    """p_{j,k} as a heat map, each cell as a multiple of the uniform probability."""
+    relative = (probabilities * probabilities.numel()).cpu().numpy()
+    figure = Figure(figsize=(7.6, 6.6), layout="constrained")
+    axes = figure.subplots()
+    # Blue below uniform, red above, white at uniform, whatever the range.
+    reach = max(abs(relative - 1).max(), 0.05)
+    image = axes.imshow(relative, cmap="RdBu_r", vmin=1 - reach, vmax=1 + reach)
+    axes.set_xticks(range(len(NAMES)), NAMES, rotation=60, ha="right", fontsize=8)
+    axes.set_yticks(range(len(NAMES)), NAMES, fontsize=8)
+    axes.set(xlabel="second function", ylabel="first function", title=title)
+    figure.colorbar(image, label="probability, as a multiple of uniform", shrink=0.85)
+    return figure
 
 
 @drawn
@@ -170,7 +188,7 @@ def shown(seen: Seen) -> dict[str, list[int]]:
 def sample_words(seen: Seen, place: int, size: int) -> str:
     """What was done to a sample, and the weight and loss that it got."""
     sample = seen.pictures.sample[place]
-    first, second = figures.describe(seen.transformation[sample], seen.space, size, size)
+    first, second = describe(seen.transformation[sample], seen.space, size, size)
     return (
         f"{seen.name(int(seen.label[sample]))}, {first}, then {second}: weight {seen.weight[sample]:.2f}, "
         f"loss {seen.loss[sample]:.2g}"
@@ -185,11 +203,34 @@ def samples(seen: Seen, size: int) -> Picture:
     rows = torch.tensor(seen.pictures.sample)[places]
     weight = torch.from_numpy(seen.weight)[rows]
     title = f"Augmented samples with the highest and lowest weights, after epoch {seen.epoch}; 1 is the mean"
-    figure = figures.weighted_samples(
+    figure = weighted_samples(
         seen.pictures.images[places], seen.transformation[rows], weight / len(rows), seen.space, title, columns
     )
     words = "; ".join(sample_words(seen, int(place), size) for place in places)
     return Picture("samples", title, "Above each sample its weight and its transformation.", words, figure)
+
+
+def weighted_samples(
+    images: UInt8[Tensor, "n c h w"],
+    transformation: Transformation,
+    weights: Float[Tensor, " n"],
+    space: str | Space,
+    title: str,
+    columns: int = 8,
+) -> Figure:
+    """The augmented images with the highest weights above those with the lowest; 1 is the mean weight."""
+    order = weights.argsort(descending=True)
+    figure = Figure(figsize=(1.5 * columns, 8.2), layout="constrained")
+    figure.suptitle(title)
+    halves: Any = figure.subfigures(2, 1)
+    for half, part, name in zip(halves, (order, order.flip(0)), ("high", "low"), strict=True):
+        half.suptitle(f"{name} weights", fontsize=10)
+        for axis, place in zip(half.subplots(2, columns).flat, part[: 2 * columns].tolist(), strict=True):
+            show(axis, images[place])
+            weight = float(weights[place]) * len(weights)
+            words = "\n".join(describe(transformation[place], space, *images.shape[-2:]))
+            axis.set_title(f"{weight:.2f}\n{words}", fontsize=6.5)
+    return figure
 
 
 CONTRAST_TITLES = {"hard": "high loss, low weight", "easy": "low loss, high weight"}
@@ -229,5 +270,5 @@ def _contrast_title(seen: Seen, place: int, what: str, size: int) -> str:
         return (
             f"{shortened(seen.name(seen.pictures.negative_labels[place]))}\n{seen.pictures.similarity[place]:.2f} alike"
         )
-    first, second = figures.describe(seen.transformation[sample], seen.space, size, size)
+    first, second = describe(seen.transformation[sample], seen.space, size, size)
     return f"{first}\n{second}\nw {seen.weight[sample]:.2f}, l {seen.loss[sample]:.2g}"

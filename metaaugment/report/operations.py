@@ -48,6 +48,18 @@ UNIT = {
 }
 
 
+def describe(transformation: Transformation, space: str | Space, height: int, width: int) -> Sequence[str]:
+    """The two functions of one transformation in words: "Rotate 12", with the argument the space gives."""
+    space = find_space(space)
+    lines = []
+    for place, index in enumerate((transformation.first, transformation.second)):
+        op = OPS[int(index)]
+        magnitude, sign = transformation.magnitudes[:, place].double(), transformation.signs[:, place]
+        argument = space.arguments(index, magnitude, sign, height, width)
+        lines.append(f"{op.name} {float(argument[0]):.3g}" if op.magnitude else op.name)
+    return lines
+
+
 def print_table(space: str | Space, size: int) -> None:
     """The level table of a space, for a terminal of 80 columns."""
     space = find_space(space)
@@ -70,8 +82,7 @@ def draw(file: Path, image: Path | None, space: str | Space) -> None:
     """A picture of the paper's functions at five magnitudes, on a photo."""
     from matplotlib.figure import Figure  # here, because the table needs none of it
 
-    from metaaugment.report import figures
-    from metaaugment.report.picture import show
+    from metaaugment.report.picture import save, show
 
     space = find_space(space)
     photo = _square(image)
@@ -97,7 +108,7 @@ def draw(file: Path, image: Path | None, space: str | Space) -> None:
             if row == 0:
                 axis.set_title(f"m = {PICTURE_MAGNITUDES[column]:g}", fontsize=9)
     figure.suptitle(f"The paper's 14 functions at five magnitudes, space {space.name}")
-    figures.save(figure, file)
+    save(figure, file)
 
 
 def _square(file: Path | None) -> Tensor:

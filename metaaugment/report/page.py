@@ -20,7 +20,7 @@ from metaaugment.ops import PAPER_OPS
 from metaaugment.report import curves, diagnosis, learned, runs
 from metaaugment.report.comparison import Group, alike, groups, table, unlike
 from metaaugment.report.concerns import concerns
-from metaaugment.report.figures import describe
+from metaaugment.report.operations import describe
 from metaaugment.report.picture import ABOVE, BELOW, COLORS, Picture, tint
 from metaaugment.report.preferences import by_class, by_function, extremes, single
 from metaaugment.report.runs import Run

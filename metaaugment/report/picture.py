@@ -52,6 +52,7 @@ STYLE = {
     "text.parse_math": False,  # class names are not formulas
     "svg.fonttype": "none",
 }
+ENDINGS = (".png", ".svg", ".pdf", ".jpg")  # of picture files
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
@@ -88,6 +89,20 @@ class Picture:
             for kind, how in (("png", {"dpi": 150}), ("svg", {"metadata": {"Title": self.words}})):
                 draw: Callable[[Path], None] = partial(self.figure.savefig, format=kind, facecolor="white", **how)
                 write_atomically(folder / f"{name}.{kind}", draw)
+
+
+def check(file: Path, flag: str) -> None:
+    """Refuse, before the work, a name that no picture can be saved under; nothing is overwritten."""
+    if file.suffix.lower() not in ENDINGS or file.is_dir():
+        raise ValueError(f"{flag} {file} is not a name for a picture; give it one of the endings {', '.join(ENDINGS)}")
+    if file.exists():
+        raise ValueError(f"{flag} {file} exists already; choose another name, or remove it")
+
+
+def save(figure: Figure, file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, lambda part: figure.savefig(part, dpi=130, format=file.suffix[1:]))
+    return file
 
 
 @contextmanager
