@@ -424,9 +424,12 @@ def test_an_unreadable_first_validation_image_is_skipped_like_any_other(tmp_path
     write_folder(tmp_path, {"a": 6})
     (tmp_path / "a" / "000.png").write_bytes(b"no image at all")
     names = tuple(f"a/{place:03d}.png" for place in range(6))
-    one = experiment(plain())
+    one = experiment(plain(epochs=1))
     broken = replace(one.data, val=ImageFiles(tmp_path, names, torch.arange(6), SIDE))
-    trainer(replace(one, data=broken), Place(), tmp_path / "run", Reader(skip=True), ())
+    reader = Reader(skip=True)
+    (tmp_path / "run").mkdir()
+    trainer(replace(one, data=broken), Place(), tmp_path / "run", reader, ()).run()
+    assert reader.unreadable == {tmp_path / "a" / "000.png"}
 
 
 def test_nesterov_reaches_the_optimizer(tmp_path: Path) -> None:
