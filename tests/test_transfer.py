@@ -32,6 +32,8 @@ from metaaugment.sampler import FixedSampler
 from metaaugment.source import space_hash
 from metaaugment.transfer import LearnedPolicy
 
+from processes import together
+
 SIDE, CLASSES, N = 16, 5, 12
 MEAN, STD, FILL = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), (125, 100, 80)
 PROVENANCE = {"recipe": "digits", "test_accuracy": 0.97, "versions": {"torch": "2.13"}, "seeds": [1, 2]}
@@ -608,12 +610,15 @@ def test_an_output_does_not_depend_on_the_batch() -> None:
         torch.testing.assert_close(policy.outputs(photos()[i : i + 1], t[i])[0], outputs[i], atol=1e-6, rtol=0)
 
 
-def test_weights_are_normalised_over_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With another process that has the same images, each weight is half as large."""
-    policy = learned()
-    weights = policy.augment(photos(), generator=seeded())[1]
-    monkeypatch.setattr("metaaugment.policy.total", lambda value: 2 * value)
-    torch.testing.assert_close(policy.augment(photos(), generator=seeded())[1], weights / 2)
+def weights_of_a_share(rank: int, world: int, file: Path) -> Tensor:
+    return LearnedPolicy.load(file).augment(photos().chunk(world)[rank], generator=seeded())[1]
+
+
+def test_weights_are_normalised_over_all_processes(tmp_path: Path) -> None:
+    """Two with half of the images each give them the weights that one with all of them gives."""
+    learned().save(file := tmp_path / "policy.safetensors")
+    halves = together(2, weights_of_a_share, tmp_path / "together", file)
+    torch.testing.assert_close(torch.cat(halves), weights_of_a_share(0, 1, file))
 
 
 def test_rejected_samples_have_no_weight() -> None:
