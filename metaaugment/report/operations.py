@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from metaaugment.data.files import CorruptImage, read_image
-from metaaugment.ops import OPS, PAPER_OPS, Space, find_space
+from metaaugment.ops import INDEX, OPS, PAPER_OPS, Space, find_space
 from metaaugment.transformation import Transformation, apply
 
 PICTURE_MAGNITUDES = (0.0, 2.5, 5.0, 7.5, 10.0)
@@ -86,14 +86,14 @@ def draw(file: Path, image: Path | None, space: str | Space) -> None:
 
     space = find_space(space)
     photo = _square(image)
-    columns = len(PICTURE_MAGNITUDES)
-    figure = Figure(figsize=(2 * columns * 1.15 + 1.2, 7 * 1.25), layout="constrained")
-    axes = figure.subplots(7, 2 * columns, squeeze=False)
+    rows, columns = -(-len(PAPER_OPS) // 2), len(PICTURE_MAGNITUDES)  # of a block; there are two, side by side
+    figure = Figure(figsize=(2 * columns * 1.15 + 1.2, rows * 1.25), layout="constrained")
+    axes = figure.subplots(rows, 2 * columns, squeeze=False)
     for index, op in enumerate(PAPER_OPS):
-        block, row = divmod(index, 7)
+        block, row = divmod(index, rows)
         t = Transformation(
             torch.full((columns,), index),
-            torch.full((columns,), len(PAPER_OPS) - 1),
+            torch.full((columns,), INDEX["Identity"]),
             torch.tensor(PICTURE_MAGNITUDES)[:, None].expand(columns, 2),
             torch.ones(columns, 2),
         )
@@ -107,7 +107,7 @@ def draw(file: Path, image: Path | None, space: str | Space) -> None:
                 axis.set_ylabel(op.name, fontsize=9)
             if row == 0:
                 axis.set_title(f"m = {PICTURE_MAGNITUDES[column]:g}", fontsize=9)
-    figure.suptitle(f"The paper's 14 functions at five magnitudes, space {space.name}")
+    figure.suptitle(f"The paper's {len(PAPER_OPS)} functions at five magnitudes, space {space.name}")
     save(figure, file)
 
 
