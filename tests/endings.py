@@ -14,7 +14,7 @@ import torch
 from metaaugment import sealed
 from metaaugment.training import checkpoint
 from metaaugment.training.log import Row
-from metaaugment.training.trainer import Trainer
+from metaaugment.training.trainer import Trainer, Watcher
 
 TIMES = ("seconds", "images_per_second", "commit")
 
@@ -53,22 +53,13 @@ def assert_same(one: Any, other: Any, path: str = "") -> None:
         assert one == other, path
 
 
-class Stop:
+class Stop(Watcher):
     """Sends this process a signal after a number of steps."""
 
     def __init__(self, after: int, signum: int = signal.SIGTERM) -> None:
         self.left, self.signum = after, signum
 
-    def began(self, trainer: Trainer) -> None:
-        pass
-
     def stepped(self, trainer: Trainer) -> None:
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), self.signum)
-
-    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
-        pass
-
-    def ended(self, trainer: Trainer) -> None:
-        pass

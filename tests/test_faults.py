@@ -23,10 +23,11 @@ import pytest
 import torch
 
 from metaaugment import atomic, sealed
+from metaaugment.experiments import run
 from metaaugment.faults import full_memory, lost_reader
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training import checkpoint, folder, json_file
-from metaaugment.training.trainer import Trainer
+from metaaugment.training.trainer import Trainer, Watcher
 
 from commands import program
 from endings import Killed, assert_same, final, rows
@@ -49,18 +50,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
     """Has something happen behind a step, counted over all epochs, once."""
-    add = Trainer._add
+
+    class Once(Watcher):
+        def __init__(self, step: int, happens: Callable[[], object]) -> None:
+            self.step, self.left = step, [happens]
+
+        def stepped(self, trainer: Trainer) -> None:
+            if trainer.learner.steps == self.step and self.left:
+                trainer.checkpoints.settle()  # whichever was due is on the disk
+                self.left.pop()()
 
     def arrange(step: int, happens: Callable[[], object]) -> None:
-        left = [happens]
-
-        def add_and_more(trainer: Trainer, seen: Any) -> None:
-            add(trainer, seen)
-            if trainer.learner.steps == step and left:
-                trainer.checkpoints.settle()  # whichever was due is on the disk
-                left.pop()()
-
-        monkeypatch.setattr(Trainer, "_add", add_and_more)
+        once = Once(step, happens)
+        monkeypatch.setattr(run, "Lines", lambda console: once)
 
     return arrange
 

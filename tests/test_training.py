@@ -30,7 +30,7 @@ from metaaugment.learner import Learner
 from metaaugment.training import checkpoint, machine, trainer
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.log import Row
-from metaaugment.training.trainer import Trainer
+from metaaugment.training.trainer import Trainer, Watcher
 from metaaugment.transfer import LearnedPolicy
 
 from endings import Stop, assert_same, final, rows
@@ -495,14 +495,11 @@ def test_three_phases_on_image_files(after: int, tmp_path: Path, monkeypatch: py
 def test_skipped_steps_are_counted_through_all_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One in each epoch, which is a phase of its own."""
 
-    class Skips(Stop):
-        def ended_epoch(self, trainer: Trainer, row: Row) -> None:
-            pass
-
+    class Skips(Watcher):
         def stepped(self, trainer: Trainer) -> None:
             trainer.learner.guard.count += trainer.step == 2
 
-    monkeypatch.setattr(run, "Lines", lambda console: Skips(0))
+    monkeypatch.setattr(run, "Lines", lambda console: Skips())
     train(tmp_path / "run", **PHASES)
     assert [row["skipped"] for row in rows(tmp_path / "run")] == [1, 2, 3]
 
@@ -511,7 +508,7 @@ def test_what_the_three_phases_learn(tmp_path: Path) -> None:
     """Equal weights in the first; alpha moves in the second only; the policy and its eyes stay in the third."""
     states = {}
 
-    class Keep(Stop):
+    class Keep(Watcher):
         def ended_epoch(self, trainer: Trainer, row: Row) -> None:
             states[row["epoch"]] = (trainer.state_dict(), row)
             policy = {key: value.clone() for key, value in trainer.learner.policy.state_dict().items()}
@@ -519,7 +516,7 @@ def test_what_the_three_phases_learn(tmp_path: Path) -> None:
 
     place = Place(out=tmp_path)
     parts = run.prepare(small(**PHASES), place, QUIET)
-    trainer = run.trainer(parts, place, tmp_path, Reader(), [Keep(0)])
+    trainer = run.trainer(parts, place, tmp_path, Reader(), [Keep()])
     trainer.run()
     assert states[1][1]["effective_samples"] == pytest.approx(1)
     assert states[2][1]["effective_samples"] < 1
