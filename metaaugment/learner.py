@@ -287,6 +287,11 @@ class Learner:
         try:
             own = weighted_gradient(seen.losses, seen.weights, self.w, retain_graph)
         except RuntimeError as error:
+            if "backward through the graph a second time" in str(error):
+                raise ValueError(
+                    "a backward pass has used up the graph of this observation; call policy_backward() before "
+                    "weighted_loss(seen).backward(), and each of them once"
+                ) from None
             if "donated buffer" not in str(error):
                 raise
             raise ValueError(
@@ -362,7 +367,8 @@ class Learner:
         A part with `kept_elsewhere = True`, such as one from a policy file, is left out: build the learner with it.
         With several processes, save after `sampler.update()`: until then each one counts outputs of its own.
         """
-        state = {"alpha": self.alpha.detach(), "steps": self.steps, "skipped": self.guard.count, "rank": rank()}
+        alpha, skipped = self.alpha.detach().clone(), self.guard.count.clone()
+        state = {"alpha": alpha, "steps": self.steps, "skipped": skipped, "rank": rank()}
         return state | {name: part.state_dict() for name, part in self._kept().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -570,6 +576,11 @@ class Learner:
         if norm([again - logits]) > training.precision**0.5 * norm([logits]):  # far more than rounding
             name = self.route.__name__
             way = ", or use route='difference': run eagerly, compiled dropout draws other numbers" if eager else ""
+            if not eager and any(hasattr(module, "_orig_mod") for module in self.network.modules()):
+                way = (
+                    "; compiled dropout draws from them if, before the first pass, you import torch._inductor.config "
+                    "and set torch._inductor.config.fallback_random = True"
+                )
             raise ValueError(
                 f"repeating the training pass gives different logits, so route={name!r} cannot work; keep the "
                 "network's state in buffers, and draw random numbers from torch's, numpy's or Python's own "

@@ -102,11 +102,16 @@ class TransformationSampler:
 
     def to(self, device: torch.device | str) -> "TransformationSampler":
         if self.probabilities.device != torch.device(device):
-            for name, value in self.state_dict().items():
+            for name, value in self._tensors.items():
                 setattr(self, name, value.to(device))
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
+        """A snapshot: what is recorded later does not change it."""
+        return {name: value.clone() for name, value in self._tensors.items()}
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
         return {"probabilities": self.probabilities, "present": self.present, "past": self.past}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -161,7 +166,7 @@ class FixedSampler(StillSampler):
 
     def state_dict(self) -> dict[str, Tensor]:
         """That of a `TransformationSampler` with this p that has recorded nothing: checkpoints hold both alike."""
-        return TransformationSampler().state_dict() | {"probabilities": self.probabilities}
+        return TransformationSampler().state_dict() | {"probabilities": self.probabilities.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Loads into the existing memory, which a captured step may use."""

@@ -173,7 +173,8 @@ def as_pixels(images: Tensor) -> UInt8[Tensor, "n c h w"]:
         return images
     if images.device.type == "cpu":  # elsewhere the check would make the host wait; there values are clamped
         good = (images >= 0) & (images <= 1)
-        _refuse(images, ~good, "images holds", "floating-point images lie in [0, 1], before they are normalised")
+        way = "floating-point images lie in [0, 1]; normalise them after the transformation, in a learner by prepare="
+        _refuse(images, ~good, "images holds", way)
     return (images.float() * 255).round_().nan_to_num_().clamp_(0, 255).to(torch.uint8)
 
 

@@ -77,7 +77,7 @@ def test_no_name_of_a_package_hides_a_module(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_the_method_needs_the_core_only(path: Path) -> None:
-    """It also runs where nothing but torch, numpy, Pillow and safetensors is installed, and knows no clock."""
+    """It also runs where only torch, numpy, Pillow, safetensors and jaxtyping are installed, and knows no clock."""
     if part(path) in TOP or LEVEL[part(path)] < METHOD:
         return
     import sys

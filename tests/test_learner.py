@@ -862,6 +862,14 @@ MISTAKES = {
 }
 
 
+def test_an_update_of_the_policy_after_that_of_the_network_is_refused() -> None:
+    joint = learner()
+    seen = joint.observe(*data())
+    joint.weighted_loss(seen).backward()
+    with pytest.raises(ValueError, match=r"used up the graph of this observation; call policy_backward\(\) before"):
+        joint.policy_backward(seen, *data())
+
+
 def test_a_state_that_is_refused_changes_nothing() -> None:
     """Not the policy either, which is loaded before the sampler refuses."""
     one, other = learner(), learner()
@@ -880,6 +888,13 @@ def test_a_whole_checkpoint_is_no_state_of_a_learner() -> None:
         KeyError, match=r"not the state of a learner \(found: network, learner\); give what its state_dict\(\)"
     ):
         learner().load_state_dict({"network": {}, "learner": {}})
+
+
+def test_a_compiled_pass_that_cannot_be_repeated_is_told_how_it_could_be() -> None:
+    network = nn.Sequential(torch.compile(nn.Identity(), backend="eager"), OwnDraws())
+    joint = learner(network)
+    with pytest.raises(ValueError, match=r"gives different logits.* set torch\._inductor\.config\.fallback_random"):
+        joint.step(*data(), *optimizers(joint), iter([data()]))
 
 
 @pytest.mark.parametrize("route", ["difference", "forward", "unrolled"])

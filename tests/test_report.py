@@ -514,8 +514,8 @@ NEVER = "Policy idle: it was never updated, so its weights are those it began wi
     ({"effective_samples": 1.0}, {"batch": 1, "copies": 2}, "Policy idle: weights are uniform"),
     ({"alpha": 0.1}, {}, f"{NEVER}; check whether --every is larger"),
     ({"alpha": 0.1}, {"learn_alpha": False, "policy_lr": 0.0}, f"{NEVER}; --policy-lr is 0."),
-    ({"alpha": 0.001}, {}, "α at zero: it is 0.001 now"),
-    ({"alpha": -0.002}, {}, "α at zero: it is 0 now"),
+    ({"alpha": 0.001}, {}, "α near zero: it is 0.001 now"),
+    ({"alpha": -0.002}, {}, "α near zero: it is 0 now"),
     ({"skipped": 3}, {}, "Non-finite steps skipped: 3 so far"),
 ])  # fmt: skip
 def test_warnings(figures: Any, recipe: Any, warning: str, tmp_path: Path) -> None:

@@ -140,6 +140,19 @@ def test_state_goes_on_where_it_was() -> None:
     assert torch.equal(one.past, other.past)
 
 
+def test_a_state_stays_as_it_was_when_it_was_taken() -> None:
+    sampler = TransformationSampler(window=3)
+    sampler.record(sampler.sample(50), torch.rand(50))
+    sampler.update()
+    state = sampler.state_dict()
+    before = {name: value.clone() for name, value in state.items()}
+    sampler.record(sampler.sample(50), torch.rand(50))
+    sampler.update()
+    assert not torch.equal(sampler.probabilities, before["probabilities"])
+    sampler.load_state_dict(state)
+    assert all(torch.equal(value, before[name]) for name, value in sampler.state_dict().items())
+
+
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ValueError, match=r"epsilon is 1.5; .* in \[0, 1\]"):
         TransformationSampler(epsilon=1.5)

@@ -724,7 +724,7 @@ def test_colors_under_a_grey_policy_are_refused() -> None:
 def test_normalised_images_are_refused() -> None:
     policy = learned()
     with pytest.raises(
-        ValueError, match=r"images holds .*; floating-point images lie in \[0, 1\], before they are normalised"
+        ValueError, match=r"images holds .*; floating-point images lie in \[0, 1\]; normalise them after"
     ):
         policy.weights(prepare()(photos()), policy.sample(N))
 

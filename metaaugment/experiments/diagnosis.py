@@ -161,7 +161,7 @@ class Diagnosis:
         if not self.worth_learning(own):
             way = "" if (more := self._further()) is None else f" {_let_it_see(more)}"
             return (
-                "Nothing is left to learn from what it sees: it was never more, or training has used it up. "
+                "Nothing is left to learn from what the policy sees: there was nothing, or training has used it up. "
                 f"{possible}{self._sharper()}{way}"
             )
         return f"It could learn more: {follow}. {possible} {self._change()}"

@@ -103,8 +103,9 @@ def alpha_at_zero(run: Run) -> str | None:
     if not run.learns or run.recipe.get("real_alpha") is True or not alpha <= least:
         return None
     return (
-        f"α at zero: it is {max(alpha, 0):.2g} now, and the policy learns in proportion to it. A step along the "
-        "weighted gradient made the validation loss worse; look at the learning rates and at the validation data."
+        f"α near zero: it is {max(alpha, 0):.2g} now, and the policy learns in proportion to it. Steps along the "
+        "weighted gradient no longer lower the validation loss: at the end of training that is usual; before it, look "
+        "at the learning rates and at the validation data."
     )
 
 

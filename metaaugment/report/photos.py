@@ -33,7 +33,8 @@ def copies(
     images: UInt8[Tensor, "n c h w"], policy: LearnedPolicy, count: int, generator: torch.Generator | None = None
 ) -> Figure:
     """Each image in a row of its own, followed by augmented copies; 1 is the mean weight of a row."""
-    figure = Figure(figsize=(1.5 * (count + 1), 1.95 * len(images)), layout="constrained")
+    figure = Figure(figsize=(1.5 * (count + 1), 1.95 * len(images) + 0.3), layout="constrained")
+    figure.suptitle("Augmented copies with their weights; 1 is the mean of a row", fontsize=9)
     for row, image in zip(figure.subplots(len(images), count + 1, squeeze=False), images, strict=True):
         augmented, t = policy.transform(image.expand(count, -1, -1, -1), generator)
         weights = policy.weights(augmented, t) * count
