@@ -71,6 +71,8 @@ def test_the_other_rows_are_those_of_results_md() -> None:
         measured = rows(results, f"\n## {name} (")
         assert accuracies == [measured[entry][0] if entry in measured else "–" for entry in entries]
         assert "–".join(sorted({measured[entry][1] for entry in entries if entry in measured})) == seeds
+        both = [float(measured[entry][0].split(" ± ")[0]) for entry in ("randaugment", "metaaugment-fast")]
+        assert 0.05 < abs(both[0] - both[1]) < 0.35  # "differ by 0.1 to 0.3 points"
 
 
 def test_what_is_said_of_the_results_follows_from_them() -> None:
@@ -86,6 +88,11 @@ def test_what_is_said_of_the_results_follows_from_them() -> None:
         assert statistics.fmean(accuracies[name]) < statistics.fmean(theirs)
     for name in ("transfer-wrn-40-2", "transfer-wrn-28-10"):  # "by more than the seeds do"
         assert abs(statistics.fmean(accuracies[name]) - statistics.fmean(ours)) < 2 * statistics.stdev(ours)
+    uniform = accuracies["fast-epsilon-1"]
+    assert f"{statistics.fmean(uniform):.2f} ± {statistics.stdev(uniform):.2f} (three seeds)" in said
+    assert statistics.fmean(uniform) > statistics.fmean(ours)  # "as good"
+    for name in ("metaaugment", "metaaugment-fast"):  # "two to three points over no augmentation"
+        assert 2 < statistics.fmean(accuracies[name]) - statistics.fmean(accuracies["baseline"]) < 3
     mean = {name: float(row[0].split(" ± ")[0]) for name, row in rows(README, "\n## Results").items() if "±" in row[0]}
     assert max(mean, key=mean.__getitem__) == "trivialaugment"
 
