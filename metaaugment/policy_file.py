@@ -23,6 +23,7 @@ from metaaugment.transformation import FLOAT_TYPES
 FORMAT = 1
 KIND = "policy"
 WAY_OUT = "restore an intact copy of it, or export the policy again"
+NAME_ONE = "name a policy file; metaaugment export RUN FILE makes one from a run"
 # Fields of a source that a file holds as they are, and all fields of a file.
 SOURCE_FIELDS = ("network", "num_classes", "channels", "mean", "std", "fill", "size", "layer")
 FIELDS = ("p", "policy", "theta", "w", *SOURCE_FIELDS, "space", "provenance")
@@ -70,11 +71,12 @@ def reading(file: Path) -> Iterator[dict[str, Any]]:
     """
     try:
         tree = sealed.load(file, KIND)
+    except sealed.OtherKind as error:
+        raise sealed.Damaged(file, error.reason, NAME_ONE) from None
     except sealed.Damaged as error:
         raise sealed.Damaged(file, error.reason, WAY_OUT) from None
     except OSError as error:
-        way = "name a policy file; metaaugment export RUN FILE makes one from a run"
-        raise sealed.Damaged(file, f"cannot be read ({error.strerror or error})", way) from None
+        raise sealed.Damaged(file, f"cannot be read ({error.strerror or error})", NAME_ONE) from None
     try:
         yield tree
     except Foreign as error:

@@ -33,6 +33,10 @@ class Damaged(ValueError):
         self.file, self.reason = file, reason
 
 
+class OtherKind(Damaged):
+    """An intact file of another kind."""
+
+
 def save(file: Path, kind: str, tree: Mapping[str, Any]) -> None:
     """Write a tree of dictionaries and lists whose leaves are tensors and JSON values."""
     write(file, kind, *copied(tree))
@@ -74,7 +78,7 @@ def load(file: Path, kind: str) -> dict[str, Any]:
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch lacks
         raise Damaged(file, f"is cut off or damaged ({error})") from None
     if "state" not in metadata or "sha256" not in metadata:
-        raise Damaged(file, f"is not a {kind} file of metaaugment")
+        raise OtherKind(file, f"is not a {kind} file of metaaugment")
     if _digest(tensors, metadata["state"]) != metadata["sha256"]:
         raise Damaged(file, "is damaged: its SHA-256 is not the one that was written")
     try:
@@ -83,7 +87,7 @@ def load(file: Path, kind: str) -> dict[str, Any]:
     except MALFORMED as error:  # with a valid SHA-256: written by another program
         raise Damaged(file, f"is not an intact {kind}: its state is malformed ({first_line(error)})") from None
     if found != kind:
-        raise Damaged(file, f"is a {found} file, not a {kind} file")
+        raise OtherKind(file, f"is a {found} file, not a {kind} file")
     if not isinstance(tree, dict):
         raise Damaged(file, f"is not an intact {kind}: its state is a {type(tree).__name__}, not an object")
     return tree

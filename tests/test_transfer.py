@@ -386,6 +386,15 @@ def test_full_memory_says_nothing_of_the_images(fails: Callable[[], None], monke
     assert full_memory(error.value)
 
 
+def test_an_intact_file_of_another_kind_is_not_to_be_restored(tmp_path: Path) -> None:
+    sealed.save(tmp_path / "checkpoint.safetensors", "checkpoint", {"epoch": 1})
+    save_file({"weight": torch.zeros(2)}, tmp_path / "network.safetensors")
+    for name, what in (("checkpoint", "is a checkpoint file, not a"), ("network", "is not a")):
+        file = tmp_path / f"{name}.safetensors"
+        with pytest.raises(ValueError, match=f"{file} {what} policy file.*; name a policy file; metaaugment export"):
+            LearnedPolicy.load(file)
+
+
 def test_words_of_full_memory_in_a_file_are_not_full_memory(tmp_path: Path) -> None:
     learned().save(tmp_path / "policy.safetensors")
     with pytest.raises(sealed.Damaged), policy_file.reading(tmp_path / "policy.safetensors"):
