@@ -41,11 +41,8 @@ def append_line(file: Path, line: str) -> None:
     Several processes may do so at once.
     """
     try:
-        with file.open("ab+", buffering=0) as content:
-            if fcntl is not None:
-                with suppress(OSError):  # a file system without locks
-                    # Others wait: restoring the length must not cut off their lines.
-                    fcntl.flock(content, fcntl.LOCK_EX)
+        # Others wait: restoring the length must not cut off their lines.
+        with file.open("ab+", buffering=0) as content, _locked(content.fileno()):
             _append(content, line.encode() + b"\n")
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(file)) from None
@@ -53,7 +50,8 @@ def append_line(file: Path, line: str) -> None:
 
 def _append(content: FileIO, line: bytes) -> None:
     length = content.seek(0, os.SEEK_END)
-    torn = length > 0 and os.pread(content.fileno(), 1, length - 1) != b"\n"
+    content.seek(max(0, length - 1))  # what is written goes to the end all the same
+    torn = length > 0 and content.read(1) != b"\n"
     rest = b"\n" + line if torn else line
     try:
         while rest:
@@ -76,18 +74,30 @@ def _alone_in(folder: Path) -> Iterator[None]:
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            alone = acquire(handle, PATIENCE)
-        except OSError:  # a file system without locks
-            alone = True
-        if not alone:
-            raise OSError(errno.EBUSY, f"another process has been writing there for {PATIENCE:g} s")
+        with _locked(handle):
+            yield
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _locked(handle: int) -> Iterator[None]:
+    """Have other processes wait that lock this open file or folder, too."""
+    if fcntl is None:
         yield
-        os.fsync(handle)
+        return
+    try:
+        alone = acquire(handle, PATIENCE)
+    except OSError:  # a file system without locks
+        alone = True
+    if not alone:
+        raise OSError(errno.EBUSY, f"another process has been writing there for {PATIENCE:g} s")
+    try:
+        yield
     finally:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough if a forked child has it too
-        os.close(handle)
 
 
 def acquire(handle: int, patience: float) -> bool:

@@ -290,7 +290,7 @@ class Learner:
             if "backward through the graph a second time" in str(error):
                 raise ValueError(
                     "a backward pass has used up the graph of this observation; call policy_backward() before "
-                    "weighted_loss(seen).backward(), and each of them once"
+                    "weighted_loss(seen).backward()"
                 ) from None
             if "donated buffer" not in str(error):
                 raise
@@ -365,7 +365,8 @@ class Learner:
         """All that `load_state_dict` needs; the task network, optimizers and generators have states of their own.
 
         A part with `kept_elsewhere = True`, such as one from a policy file, is left out: build the learner with it.
-        With several processes, save after `sampler.update()`: until then each one counts outputs of its own.
+        With several processes, save after `sampler.update()`: until then each one counts outputs of its own. As always
+        in torch, the policy's tensors are those that training changes: copy the state to keep it in memory.
         """
         alpha, skipped = self.alpha.detach().clone(), self.guard.count.clone()
         state = {"alpha": alpha, "steps": self.steps, "skipped": skipped, "rank": rank()}
@@ -385,20 +386,22 @@ class Learner:
                     f"the {one} has a stateful {name}, but the {other} has none; build the learner with the same parts "
                     "as the saved one"
                 )
-        before = {name: deepcopy(part.state_dict()) for name, part in parts.items()}
+        before = deepcopy(self.state_dict())
         try:
-            for name, part in parts.items():
-                part.load_state_dict(state[name])
-        except Exception:  # one part's state is refused: the others keep theirs, too
-            for name, part in parts.items():
-                part.load_state_dict(before[name])
+            self._load(state)
+        except Exception:  # one part of the state is refused: nothing changes
+            self._load(before)
             raise
+
+    @torch.no_grad()
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for name, part in self._kept().items():
+            part.load_state_dict(state[name])
         if rank() != state.get("rank", 0):
             for tally in getattr(self.sampler, "tallies", ()):  # those are another process's, and count once
                 tally.zero_()
-        with torch.no_grad():
-            self.alpha.copy_(state["alpha"])
-            self.guard.count.copy_(state["skipped"])
+        self.alpha.copy_(state["alpha"])
+        self.guard.count.copy_(state["skipped"])
         self.steps = int(state["steps"])
 
     def _kept(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 import random
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -881,6 +882,11 @@ def test_a_state_that_is_refused_changes_nothing() -> None:
         one.load_state_dict(foreign)
     assert same(before["policy"], one.policy.state_dict())
     assert torch.equal(before["alpha"], one.alpha)
+    malformed = copy.deepcopy(other.state_dict()) | {"alpha": torch.zeros(3)}  # which comes last
+    with pytest.raises(RuntimeError, match="shape"):
+        one.load_state_dict(malformed)
+    assert same(before["policy"], one.policy.state_dict())
+    assert one.steps == before["steps"]
 
 
 def test_a_whole_checkpoint_is_no_state_of_a_learner() -> None:
@@ -891,8 +897,9 @@ def test_a_whole_checkpoint_is_no_state_of_a_learner() -> None:
 
 
 def test_a_compiled_pass_that_cannot_be_repeated_is_told_how_it_could_be() -> None:
-    network = nn.Sequential(torch.compile(nn.Identity(), backend="eager"), OwnDraws())
-    joint = learner(network)
+    """Known by the name that torch.compile's wrapper has for what it wraps."""
+    wrapper = nn.Sequential(OrderedDict(_orig_mod=OwnDraws()))
+    joint = learner(nn.Sequential(wrapper))
     with pytest.raises(ValueError, match=r"gives different logits.* set torch\._inductor\.config\.fallback_random"):
         joint.step(*data(), *optimizers(joint), iter([data()]))
 
@@ -1121,6 +1128,7 @@ def test_it_imports_with_the_core_packages_only() -> None:
     """As on a machine that has torch, numpy, Pillow and safetensors and little else."""
     script = """
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 for name in ("tyro", "rich", "sklearn", "matplotlib", "scipy"):
     sys.modules[name] = None

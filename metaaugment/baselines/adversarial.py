@@ -80,7 +80,7 @@ class AdversarialSampler:
             **self.reinforce.state_dict(),
             "generator": self.generator.get_state(),
             "decisions": self.decisions,
-            "losses": self.losses,
+            "losses": self.losses.clone(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

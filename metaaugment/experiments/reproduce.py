@@ -148,7 +148,7 @@ class Queue:
             if job.finished:
                 self._keep(job)
                 continue
-            words = job.last_words(process.returncode)
+            words = "" if stopped else job.last_words(process.returncode)
             if stopped or job.taken(words):
                 self.waiting.insert(0, job)
             else:
