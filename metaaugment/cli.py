@@ -124,7 +124,7 @@ def bench_transfer(
 
 
 def recipes() -> None:
-    """List the recipes: every row of the paper's tables, plus digits and folder."""
+    """List the recipes: every row of the paper's tables, faster ones of ours, digits, and folder."""
     from metaaugment.experiments.paper import RECIPES
 
     listed(RECIPES)
@@ -332,6 +332,7 @@ def reproduce(
         tuple[str, ...], option("Which entries of a row to run, such as baseline or metaaugment-fast.", "all")
     ] = (),
     at_once: Annotated[int | None, option("Runs at a time, which share the device.", "4 on a GPU, else 1")] = None,
+    plan: Annotated[bool, arg(help="Only print what is missing, in the order in which it would be run.")] = False,
     data: Annotated[Path | None, option("Folder of the data.", "the same as for train", "DIR")] = None,
     device: Device = None,
     runs: Annotated[Path, arg(help="Folder of the runs; unfinished ones are continued.")] = Path("runs"),
@@ -340,15 +341,19 @@ def reproduce(
 ) -> None:
     """Run what is missing from the paper's tables, several runs at a time, within a time budget.
 
-    Each run writes a result file. Without names, the report is rebuilt from the results that exist.
+    Each run writes a result file. What a stopped command had begun comes first, then row after row, each seed by seed.
+    Without names, the report is rebuilt from the results that exist.
     """
     from metaaugment.experiments.jobs import Where
     from metaaugment.experiments.place import Place
-    from metaaugment.experiments.reproduce import reproduce
+    from metaaugment.experiments.reproduce import in_words, planned, reproduce
     from metaaugment.experiments.tables import find_rows
 
     where = Where(runs, results, Place(data=data, device=device), recorded)
-    reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(), worries)
+    if plan:
+        print("\n".join(in_words(planned(find_rows(names), seeds, epochs, methods, where))))
+    else:
+        reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(), worries)
 
 
 def diagnose(

@@ -297,8 +297,9 @@ def predicted(**values: float) -> dict[str, Correlation]:
         ),
         (
             {"captured": number(0.0), "predicted": predicted(paper=0.05, clues=0.5, label=0.4)},
-            r"Nothing is left to learn from what it sees: .* or training has used it up\. .* one that also sees the "
-            r"loss reaches 0.50\. This is a lower bound: .* Train with --policy-network exponential-clue-policy",
+            r"Nothing is left to learn from what the policy sees: .* or training has used it up\. .* one that also "
+            r"sees the loss reaches 0.50\. This is a lower bound: .* Train with "
+            r"--policy-network exponential-clue-policy",
         ),
         (
             {"captured": number(0.0), "learns": False, "predicted": predicted(paper=0.05, clues=0.5)},

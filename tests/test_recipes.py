@@ -97,7 +97,8 @@ TABLES = {
     "imagenet-resnet-200": (4, "81.43 ± 0.08", "95.52 ± 0.04", "78.5", "94.2"),
 }
 TRANSFERRED = [name for name, numbers in PAPER.items() if numbers["transfer"]]
-OWN = ("digits", "folder")
+FAST = [f"{name}-fast" for name in ("cifar10-wrn-40-2", "cifar100-wrn-40-2", "omniglot-wrn-28-10", "omniglot-wrn-40-2")]
+OWN = ("digits", "folder", *FAST)
 
 
 def recipe(name: str, **changes: Any) -> Recipe:
@@ -164,6 +165,12 @@ def test_a_docstring_says_how_long_it_takes_or_that_nobody_measured(name: str) -
 @pytest.mark.parametrize("name", OWN)
 def test_the_others_say_that_they_are_not_the_papers(name: str) -> None:
     assert (RECIPES[name].__doc__ or "").startswith("Not in the paper")
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_fast_recipe_is_the_papers_but_for_three_numbers(name: str) -> None:
+    papers = recipe(name.removesuffix("-fast"))
+    assert recipe(name) == replace(papers, name=name, lagged=True, every=8, policy_lr=8e-3)
 
 
 @pytest.mark.parametrize("name", RECIPES)

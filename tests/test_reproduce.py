@@ -100,8 +100,14 @@ def test_a_policy_published_for_other_data_has_no_figure_of_the_papers() -> None
 
 
 def test_every_recipe_of_the_paper_is_a_row() -> None:
-    assert set(ROWS) == set(RECIPES) - {"folder"}
+    assert set(ROWS) == {name for name in RECIPES if name != "folder" and not name.endswith("-fast")}
     assert {row.recipe for row in find_rows(("table-1", "table-2", "table-3", "table-4"))} == set(ROWS) - {"digits"}
+
+
+def test_a_fast_recipe_is_the_fast_entry_of_its_row() -> None:
+    for name in (name for name in RECIPES if name.endswith("-fast")):
+        row, entry = an_entry(name.removesuffix("-fast"), "metaaugment-fast")
+        assert replace(row.run(entry, 0, None, None), name=name) == RECIPES[name]()
 
 
 def test_adversarial_autoaugment_has_eight_policies_in_every_row() -> None:
@@ -249,6 +255,40 @@ def test_missing_runs_those_begun_first_then_seed_by_seed(tmp_path: Path) -> Non
     assert names == ["metaaugment-seed2", "metaaugment-seed0", "baseline-seed1", "metaaugment-seed1", "baseline-seed2"]
     with pytest.raises(ValueError, match="--methods has 'nope'; choose from advaa"):
         planned(rows, 1, None, ["nope"], here)
+
+
+def test_row_after_row_and_what_the_paper_does_not_have_last_in_each(tmp_path: Path) -> None:
+    """Within a budget, whole rows are worth more than a first seed of each."""
+    rows, entries = find_rows(("table-3",)), ["baseline", "pba-svhn", "metaaugment", "faa"]
+    assert [str(work) for work in planned(rows, 2, None, entries, where(tmp_path))] == [
+        f"omniglot-{network} {name}"
+        for network in ("wrn-40-2", "wrn-28-10")
+        for name in ("baseline-seed0", "metaaugment-seed0", "faa-search", "faa-seed0", "baseline-seed1",
+                     "metaaugment-seed1", "faa-seed1", "pba-svhn-seed0", "pba-svhn-seed1")
+    ]  # fmt: skip
+
+
+def test_a_plan_is_told_and_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = Path("results/omniglot-wrn-40-2")
+    kept.mkdir(parents=True)
+    for seed, seconds in enumerate((300, 420)):
+        result = json.loads((ROOT / kept / f"faa-seed{seed}.json").read_text())
+        write_json(kept / f"faa-seed{seed}.json", result | {"seconds": seconds})
+    begun = Path("runs/omniglot-wrn-40-2/faa-search")
+    begun.mkdir(parents=True)
+    write_json(begun / "search.json", cli.recorded("faa", "omniglot-wrn-40-2", {}))
+    before = sorted(tmp_path.rglob("*"))
+    cli.main(["reproduce", "omniglot-wrn-40-2", "--methods", "baseline", "faa", "--seeds", "3", "--plan"])
+    assert capsys.readouterr().out.splitlines() == [
+        "omniglot-wrn-40-2 faa-search, begun",
+        *(f"omniglot-wrn-40-2 baseline-seed{seed}" for seed in (0, 1, 2)),
+        "omniglot-wrn-40-2 faa-seed2, about 6 min",
+        "4 runs to do",
+    ]
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_other_epochs_are_kept_apart() -> None:
@@ -1018,8 +1058,8 @@ def test_a_run_whose_policy_never_comes_says_whose_it_is_and_what_makes_it(
 def test_a_policy_is_searched_for_once_and_then_trained_under(tmp_path: Path) -> None:
     entry = Entry("dada", {"method": "dada", "per_class": 10}, search={"epochs": 1, "per_class": 10})
     row, here, said = replace(ROWS["digits"], entries=(entry,)), where(tmp_path), io.StringIO()
-    first, second, search = planned([row], 2, 1, [], here)
-    assert (first.name, second.name, search.name) == ("dada-seed0", "dada-seed1", "dada-search")
+    search, first, second = planned([row], 2, 1, [], here)
+    assert (search.name, first.name, second.name) == ("dada-search", "dada-seed0", "dada-seed1")
     assert isinstance(first, Job)
     assert not first.ready()
     reproducing.reproduce([row], 2, None, 1, [], 1, here, tmp_path / "R.md", Console(file=said, soft_wrap=True))

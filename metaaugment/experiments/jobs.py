@@ -5,6 +5,7 @@ Each is done by a process of its own, in a folder of its own, from which it can 
 
 import contextlib
 import shlex
+import statistics
 import subprocess
 import sys
 from abc import ABC, abstractmethod
@@ -181,6 +182,16 @@ class Job(Work):
         return self.where.results / folder_name(self.row.recipe, self.epochs) / f"{self.name}.json"
 
     @property
+    def _kept(self) -> list[Path]:
+        """The results of its entry so far, whatever their seed."""
+        return sorted(self.result.parent.glob(f"{self.entry.name}-seed*.json"))
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """What training took in the runs of its entry so far, on average."""
+        return statistics.fmean(read_json(file)["seconds"] for file in self._kept) if self._kept else None
+
+    @property
     def source(self) -> "Work | None":
         """The work that finds or learns the policy it is trained under, if any."""
         if self.entry.search is not None:
@@ -221,8 +232,7 @@ class Job(Work):
         """Refuse a policy other than that of the entry's kept results; the earliest do not say which that was."""
         if self.source is None or not self.source.makes.exists():
             return
-        files = sorted(self.result.parent.glob(f"{self.entry.name}-seed*.json"))
-        kept = {file: read_json(file).get("policy_sha256") for file in files}
+        kept = {file: read_json(file).get("policy_sha256") for file in self._kept}
         own = self.source.digest() if any(kept.values()) else None
         for file, digest in kept.items():
             if digest not in (None, own):

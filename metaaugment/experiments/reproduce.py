@@ -39,15 +39,20 @@ def seconds_of(budget: str) -> float:
 
 
 def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequence[str], where: Where) -> list[Work]:
-    """Runs whose result is missing, seed by seed, then the searches that some of them wait for; begun ones come first.
+    """Runs whose result is missing, row by row and seed by seed, each search before the first run that waits for it.
 
-    A folder that holds a different run or search is refused, and so is a policy of a different search."""
+    What has begun comes first, and what the paper does not have comes last in its row. A folder that holds a different
+    run or search is refused, and so is a policy of a different search.
+    """
+    for name, value in (("--seeds", seeds), ("--epochs", 1 if epochs is None else epochs)):
+        _check_number(name, value)
     known = {entry.name for row in rows for entry in row.entries}
     if unknown := [name for name in entries if name not in known]:
         raise ValueError(f"--methods has {unknown[0]!r}; choose from {', '.join(sorted(known))}")
     jobs = [
         Job(row, entry, seed, epochs, where)
-        for seed in range(seeds) for row in rows for entry in row.entries if not entries or entry.name in entries
+        for row in rows for stands_in in (False, True) for seed in range(seeds) for entry in row.entries
+        if entry.stands_in == stands_in and (not entries or entry.name in entries)
     ]  # fmt: skip
     missing = [job for job in jobs if not job.result.exists()]
     sources = {source.folder: source for job in missing if (source := job.source) is not None}
@@ -55,8 +60,26 @@ def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequen
         work.check()
     for job in {(job.row.recipe, job.entry.name): job for job in missing}.values():
         job.check_policy()
-    searches = {search.folder: search for job in missing if isinstance(search := job.waits_for, Search)}
-    return sorted([*missing, *searches.values()], key=lambda work: not work.begun)
+    in_order: dict[Path, Work] = {}
+    for job in missing:
+        for work in (search, job) if isinstance(search := job.waits_for, Search) else (job,):
+            in_order.setdefault(work.folder, work)
+    return sorted(in_order.values(), key=lambda work: not work.begun)
+
+
+def _check_number(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} is {value}; it must be a whole number of at least 1")
+
+
+def in_words(plan: Sequence[Work]) -> list[str]:
+    """A plan, line by line, with the time that kept runs of the same entry took."""
+    return [*map(_line, plan), f"{number_of('run', sum(isinstance(work, Job) for work in plan))} to do"]
+
+
+def _line(work: Work) -> str:
+    seconds = work.usual_seconds if isinstance(work, Job) else None
+    return f"{work}{', begun' if work.begun else ''}" + ("" if seconds is None else f", about {duration(seconds)}")
 
 
 class Queue:
@@ -236,11 +259,8 @@ def reproduce(
     worries: Worries | None = None,
 ) -> None:
     """Run what is missing, keep each result as a file, and write the report."""
-    if seeds < 1 or (at_once is not None and at_once < 1):
-        name, value = ("--seeds", seeds) if seeds < 1 else ("--at-once", at_once)
-        raise ValueError(f"{name} is {value}; it must be a whole number of at least 1")
-    if epochs is not None and epochs < 1:
-        raise ValueError(f"--epochs is {epochs}; it must be a whole number of at least 1")
+    if at_once is not None:
+        _check_number("--at-once", at_once)
     seconds = None if budget is None else seconds_of(budget)
     # Check before hours of training, not after, that nothing keeps the report from being written.
     if report.is_dir():
@@ -250,9 +270,9 @@ def reproduce(
     for name, folder in (("--results", where.results), ("--runs", where.runs)):
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{name} is {folder}, which is a file; choose a folder")
-    report.parent.mkdir(parents=True, exist_ok=True)
     results.markdown(where.results)
     jobs = planned(rows, seeds, epochs, entries, where)
+    report.parent.mkdir(parents=True, exist_ok=True)
     queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console, worries)
     held_up = queue.held_up(report)
     check_there((job.dataset for job in jobs if job not in held_up and not job.finished), where.place.data)

@@ -11,12 +11,8 @@ from typing import Any
 
 from metaaugment.baselines import published
 from metaaugment.experiments.methods import METHODS
-from metaaugment.experiments.paper import RECIPES
+from metaaugment.experiments.paper import FAST, RECIPES
 from metaaugment.experiments.recipe import Recipe
-
-# Joint training that is nearly free: w is updated one policy step behind, and the policy on every eighth step at eight
-# times the rate.
-FAST: dict[str, Any] = {"lagged": True, "every": 8, "policy_lr": 8e-3}
 
 
 @dataclass(frozen=True)
@@ -33,6 +29,11 @@ class Entry:
     under: tuple[str, str] | None = None  # a row, and its entry
     search: Mapping[str, Any] | None = None
     apart: bool = False  # appears in comparisons only
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether its policy was published for other data; the paper has no such entry."""
+        return self.name in published.PUBLISHED
 
 
 @dataclass(frozen=True)
