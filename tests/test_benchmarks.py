@@ -82,3 +82,16 @@ def test_whole_training_is_timed_beside_bare_steps(tmp_path: Path) -> None:
     assert (plain["what"], joint["what"]) == ("baseline", "metaaugment lagged every 8")
     assert plain["over_baseline"] == 1
     assert joint["epoch_over_bare"] == pytest.approx(joint["epoch_seconds"] / joint["bare_seconds"])
+
+
+def test_departures_are_measured_once_each(tmp_path: Path) -> None:
+    variants = ("baseline", "baseline, validation images too")
+    args = ("--recipe", "digits", "--per-class", 20, "--epochs", 1, "--seeds", 1, "--processes", 1)
+    args += ("--runs", tmp_path / "runs", "--out", tmp_path / "found.json", "--variants")
+    benchmark("departures.py", *args, variants[0])
+    (first,) = json.loads((tmp_path / "found.json").read_text())["figures"]
+    assert (first["variant"], first["images"]) == (variants[0], 200)
+    benchmark("departures.py", *args, *variants)
+    again, more = json.loads((tmp_path / "found.json").read_text())["figures"]
+    assert again == first
+    assert (more["variant"], more["images"]) == (variants[1], 200 + 10 * 10)
