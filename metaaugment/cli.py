@@ -346,11 +346,14 @@ def reproduce(
     """
     from metaaugment.experiments.jobs import Where
     from metaaugment.experiments.place import Place
-    from metaaugment.experiments.reproduce import in_words, planned, reproduce
+    from metaaugment.experiments.reproduce import check, in_words, planned, reproduce
     from metaaugment.experiments.tables import find_rows
 
     where = Where(runs, results, Place(data=data, device=device), recorded)
     if plan:
+        if not names:
+            raise ValueError("--plan needs the names of what is to be planned, such as table-3")
+        check(budget, at_once, where, report)
         print("\n".join(in_words(planned(find_rows(names), seeds, epochs, methods, where))))
     else:
         reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(), worries)

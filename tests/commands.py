@@ -27,6 +27,7 @@ def understood(commands: Sequence[Sequence[str]], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(run, "train", lambda recipe, *more: asked.append(recipe.name))
     monkeypatch.setattr(searching, "search", lambda kind, r, *_, **__: asked.append(f"{kind.system} {r.name}"))
     monkeypatch.setattr(reproduce, "reproduce", lambda rows, *more: asked.append(rows[0].table))
+    monkeypatch.setattr(reproduce, "planned", lambda rows, *more: asked.append(f"plan {rows[0].table}") or [])
     monkeypatch.setattr(download, "get", lambda name, *more: asked.append(name))
     monkeypatch.setattr(export, "learned_policy", lambda folder: MagicMock(save=lambda *_: asked.append("export")))
     monkeypatch.setattr(export, "save_network", lambda *_: asked.append("network"))

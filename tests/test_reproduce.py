@@ -143,6 +143,10 @@ def test_tables_and_rows_are_found_by_name() -> None:
     ]
     with pytest.raises(ValueError, match="unknown table, row or comparison 'table-9'; choose from digits, table-3"):
         find_rows(("table-9",))
+    with pytest.raises(
+        ValueError, match="a recipe, not a row; it is run by: omniglot-wrn-40-2 --methods metaaugment-f"
+    ):
+        find_rows(("omniglot-wrn-40-2-fast",))
 
 
 def test_a_comparison_is_run_by_its_name_alone() -> None:
@@ -179,7 +183,7 @@ def test_what_is_gone_keeps_its_result_and_cannot_be_run(row: str, name: str, tm
     main, rehearsal = report.split(f"### rehearsal-{row}")
     assert f"| {name} |" in rehearsal.split("###")[0]
     assert f"| {name} |" not in main.split(f"## {row}")[-1].split("###")[0]
-    with pytest.raises(ValueError, match=f"--methods has '{name}'; choose from .*tried-fast"):
+    with pytest.raises(ValueError, match=f"--methods has '{name}', which only the commit .*tried-fast"):
         planned(find_rows((f"rehearsal-{row}",)), 1, None, [name], where(tmp_path))
 
 
@@ -289,6 +293,56 @@ def test_a_plan_is_told_and_nothing_is_begun(
         "4 runs to do",
     ]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (["--budget", "25"], "--budget is '25'"),
+        (["--at-once", "0"], "--at-once is 0"),
+        (["--device", "toaster"], "toaster"),
+        (["--results", "a-file"], "--results is a-file, which is a file"),
+        (["--report", "a-file"], "a-file is not a report of reproduce"),
+        (["--results", "damaged"], "baseline-seed0.json is damaged"),
+    ],
+)
+@pytest.mark.parametrize("plan", [["--plan"], []])
+def test_a_plan_refuses_what_the_run_would_refuse(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    mistake: list[str],
+    words: str,
+    plan: list[str],
+) -> None:
+    """A damaged result counted as one that is there."""
+    monkeypatch.chdir(tmp_path)
+    Path("a-file").touch()
+    Path("damaged/digits").mkdir(parents=True)
+    Path("damaged/digits/baseline-seed0.json").write_text("{")
+    with pytest.raises(SystemExit):
+        cli.main(["reproduce", "digits", *mistake, *plan])
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--plan"], "--plan needs the names of what is to be planned, such as table-3"),
+        (["--methods", "baseline"], "--methods has 'baseline'; name the table or row that has it, such as table-3"),
+    ],
+)
+def test_what_needs_a_name_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main(["reproduce", *arguments])
+    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_other_epochs_are_kept_apart() -> None:

@@ -14,7 +14,7 @@ from metaaugment.atomic import write_atomically
 from metaaugment.data.presence import check_there
 from metaaugment.experiments import results
 from metaaugment.experiments.jobs import Job, Search, Where, Work
-from metaaugment.experiments.tables import Row
+from metaaugment.experiments.tables import GONE, Row
 from metaaugment.training import folder as run_folder
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.machine import choose_device
@@ -48,7 +48,10 @@ def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequen
         _check_number(name, value)
     known = {entry.name for row in rows for entry in row.entries}
     if unknown := [name for name in entries if name not in known]:
-        raise ValueError(f"--methods has {unknown[0]!r}; choose from {', '.join(sorted(known))}")
+        choices = ", ".join(sorted(known))
+        way = f"choose from {choices}" if known else "name the table or row that has it, such as table-3"
+        gone = ", which only the commit that its results name can run" if unknown[0] in GONE else ""
+        raise ValueError(f"--methods has {unknown[0]!r}{gone}; {way}")
     jobs = [
         Job(row, entry, seed, epochs, where)
         for row in rows for stands_in in (False, True) for seed in range(seeds) for entry in row.entries
@@ -246,6 +249,23 @@ def _try_writing(folder: Path) -> None:
         ) from None
 
 
+def check(budget: str | None, at_once: int | None, where: Where, report: Path) -> None:
+    """Refuse, before hours of training and not after, what would keep a reproduction or its report from being made."""
+    if at_once is not None:
+        _check_number("--at-once", at_once)
+    if budget is not None:
+        seconds_of(budget)
+    choose_device(where.place.device)
+    if report.is_dir():
+        raise ValueError(f"--report is {report}, which is a folder; choose the name of a file")
+    if report.exists() and results.MADE_BY not in report.read_text(errors="replace")[:200]:
+        raise ValueError(f"{report} is not a report of reproduce; choose another name with --report, or move it away")
+    for name, folder in (("--results", where.results), ("--runs", where.runs)):
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{name} is {folder}, which is a file; choose a folder")
+    results.markdown(where.results)
+
+
 def reproduce(
     rows: Sequence[Row],
     seeds: int,
@@ -259,18 +279,8 @@ def reproduce(
     worries: Worries | None = None,
 ) -> None:
     """Run what is missing, keep each result as a file, and write the report."""
-    if at_once is not None:
-        _check_number("--at-once", at_once)
+    check(budget, at_once, where, report)
     seconds = None if budget is None else seconds_of(budget)
-    # Check before hours of training, not after, that nothing keeps the report from being written.
-    if report.is_dir():
-        raise ValueError(f"--report is {report}, which is a folder; choose the name of a file")
-    if report.exists() and results.MADE_BY not in report.read_text(errors="replace")[:200]:
-        raise ValueError(f"{report} is not a report of reproduce; choose another name with --report, or move it away")
-    for name, folder in (("--results", where.results), ("--runs", where.runs)):
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"{name} is {folder}, which is a file; choose a folder")
-    results.markdown(where.results)
     jobs = planned(rows, seeds, epochs, entries, where)
     report.parent.mkdir(parents=True, exist_ok=True)
     queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console, worries)

@@ -289,6 +289,9 @@ def find_rows(names: tuple[str, ...]) -> list[Row]:
                 for row in ROWS.values() if name in (row.recipe, row.table)
             ]  # fmt: skip
         if not found:
+            base = name.removesuffix("-fast")
+            if base != name and base in ROWS:
+                raise ValueError(f"{name!r} is a recipe, not a row; it is run by: {base} --methods metaaugment-fast")
             choice = ", ".join(dict.fromkeys((*TABLES, *ROWS, *COMPARISONS)))
             raise ValueError(f"unknown table, row or comparison {name!r}; choose from {choice}")
         for row in found:
