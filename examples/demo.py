@@ -33,6 +33,8 @@ from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.report import learned
 from metaaugment.report.picture import save
+from metaaugment.training.json_file import write_json
+from metaaugment.training.machine import commit, machine
 from metaaugment.words import duration
 
 METHODS = ("metaaugment", "randaugment", "baseline")  # the longest first, so that no core waits at the end
@@ -107,7 +109,10 @@ def main(out: Path = Path("demo"), seeds: int = 3, epochs: int = 300) -> None:
             accuracies[method][seed] = accuracy
             console.print(f"{count}/{total}  {method}, seed {seed}: {accuracy:.2%}", highlight=False)
     console.print(f"Test accuracy on digits in percent, 10 training images per class, {seeds} seeds:", highlight=False)
-    console.print(table({name: [values[s] for s in range(seeds)] for name, values in accuracies.items()}))
+    by_seed = {name: [values[seed] for seed in range(seeds)] for name, values in accuracies.items()}
+    console.print(table(by_seed))
+    about = {"machine": machine("cpu"), "commit": commit(), "epochs": epochs}
+    write_json(out / "accuracies.json", {**about, "accuracies": by_seed})
     for picture in draw(out, out / "runs" / "metaaugment-seed0"):
         console.print(str(picture), highlight=False)
     console.print(f"done in {duration(time.monotonic() - started)}", highlight=False)

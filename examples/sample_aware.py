@@ -1,6 +1,6 @@
 """A data set whose right policy is known, to show that the learned one is sample-aware.
 
-    python examples/sample_aware.py
+    python examples/sample_aware.py            # three seeds; --out FILE keeps the figures
 
 Every image shows one of two small patterns, which is its label. In half of the images it lies in the middle; in the
 others at the left or right border, where a move to that side pushes it out of the image and destroys the label. Half of
@@ -11,11 +11,14 @@ by 20 pixels.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import tyro
 from torch import Tensor, nn
 
 import metaaugment as ma
+from metaaugment.bench import record
 from metaaugment.ops import INDEX
 
 SIDE, SIZE = 20, 5  # of an image and of its pattern; a move is at most 10/32 of the image: 6 pixels
@@ -55,6 +58,16 @@ class Patterns:
         return left | right
 
 
+@dataclass(frozen=True)
+class Figures:
+    """How well weights tell moved samples whose pattern is gone from those that still show it."""
+
+    seed: int
+    sample_aware: float  # AUC of the weights
+    per_transformation: float  # AUC of the best that a policy for the whole data set can do with them
+    intact_over_destroyed: float  # ratio of mean weights
+
+
 class MoveHalf(ma.UniformSampler):
     """Half of the samples move sideways by 5 or 6 pixels; a sampler is any part that draws transformations."""
 
@@ -75,8 +88,8 @@ def prepare(images: Tensor) -> Tensor:
     return (images - float(BACKGROUND)) / 50
 
 
-def learn(seed: int, steps: int = 500) -> dict[str, float]:
-    """Train once; returns how well weights tell moved samples whose pattern is gone from those that still show it."""
+def learn(seed: int, steps: int = 500) -> Figures:
+    """Train once, and judge the weights on fresh images."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     train, validation, fresh = (Patterns.draw(n, generator) for n in (20_000, 2000, 4000))
@@ -89,21 +102,22 @@ def learn(seed: int, steps: int = 500) -> dict[str, float]:
     batches, held_out = train.batches(128, generator), validation.batches(512, generator)
     for _ in range(steps):
         learner.step(*next(batches), task, policy, held_out)
-    return judge(learner, fresh)
+    return judge(seed, learner, fresh)
 
 
-def judge(learner: ma.Learner, patterns: Patterns) -> dict[str, float]:
+def judge(seed: int, learner: ma.Learner, patterns: Patterns) -> Figures:
     seen = learner.look(patterns.images, patterns.labels, seed=0)
     moved = seen.transformation.first == INDEX["TranslateX"]
     outputs, destroyed = seen.outputs[moved], patterns.destroyed_by(seen.transformation)[moved]
     # A policy for the whole data set knows only the transformation: the function, and its magnitude in ten steps.
     step = ((seen.transformation.magnitudes[moved, 0] - 8) * 5).long().clamp(max=9)
     average = torch.stack([outputs[step == s].mean() for s in range(10)])[step]
-    return {
-        "sample-aware": auc(outputs[~destroyed], outputs[destroyed]),
-        "per transformation": auc(average[~destroyed], average[destroyed]),
-        "intact over destroyed": (outputs[~destroyed].mean() / outputs[destroyed].mean()).item(),
-    }
+    return Figures(
+        seed,
+        sample_aware=auc(outputs[~destroyed], outputs[destroyed]),
+        per_transformation=auc(average[~destroyed], average[destroyed]),
+        intact_over_destroyed=(outputs[~destroyed].mean() / outputs[destroyed].mean()).item(),
+    )
 
 
 def auc(higher: Tensor, lower: Tensor) -> float:
@@ -112,6 +126,13 @@ def auc(higher: Tensor, lower: Tensor) -> float:
     return ((difference > 0).double() + (difference == 0).double() / 2).mean().item()
 
 
+def main(seeds: int = 3, out: Path | None = None) -> None:
+    found = []
+    for seed in range(seeds):
+        found.append(learn(seed))
+        print(found[-1], flush=True)
+    record.write(out, "cpu", found)
+
+
 if __name__ == "__main__":
-    for seed in range(3):
-        print(f"seed {seed}:", {name: round(value, 3) for name, value in learn(seed).items()}, flush=True)
+    tyro.cli(main)

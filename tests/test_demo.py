@@ -26,12 +26,14 @@ def test_the_demo_prints_a_table_and_draws_two_pictures(tmp_path: Path) -> None:
     command = [sys.executable, str(DEMO), "--out", str(tmp_path), "--seeds", "2", "--epochs", "2"]
     first, again = (subprocess.run(command, capture_output=True, text=True) for _ in range(2))
     assert first.returncode == 0, first.stderr
+    kept = json.loads((tmp_path / "accuracies.json").read_text())["accuracies"]
     rows = dict(re.findall(r"^ +(baseline|randaugment|metaaugment) +([\d.]+) +[\d.]+ ", first.stdout, re.MULTILINE))
     assert rows.keys() == {"baseline", "randaugment", "metaaugment"}
     for method, mean in rows.items():
         results = [(tmp_path / "runs" / f"{method}-seed{seed}" / "result.json").read_text() for seed in range(2)]
         accuracies = [json.loads(text)["test_accuracy"] for text in results]
         assert float(mean) == pytest.approx(50 * sum(accuracies), abs=0.006)
+        assert kept[method] == accuracies
     assert dict(re.findall(r"^ +(\w+) +([\d.]+) +[\d.]+ ", again.stdout, re.MULTILINE)) == rows
     for name in ("distribution.png", "samples.png"):
         with Image.open(tmp_path / name) as picture:

@@ -1120,8 +1120,8 @@ def test_learned_weights_are_sample_aware(seed: int) -> None:
     import sample_aware
 
     found = sample_aware.learn(seed)
-    assert found["sample-aware"] >= 0.9
-    assert found["per transformation"] < 0.6
+    assert found.sample_aware >= 0.9
+    assert found.per_transformation < 0.6
 
 
 def test_it_imports_with_the_core_packages_only() -> None:
