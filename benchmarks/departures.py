@@ -27,6 +27,7 @@ from metaaugment.experiments.paper import FAST, RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training.evaluation import evaluate
+from metaaugment.training.machine import commit
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Figure:
     images: int  # trained on
     accuracy: float  # on the test images
     seconds: float
+    commit: str | None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def measure(variant: Variant, seed: int, settings: Settings) -> Figure:
     training.run()
     with training.precision():
         score = evaluate(training.network, once(data.test, lab.device), training.learner.prepare)
-    return Figure(variant.name, seed, len(data.train), score.top1, time.perf_counter() - began)
+    return Figure(variant.name, seed, len(data.train), score.top1, time.perf_counter() - began, commit())
 
 
 def finished(settings: Settings, about: dict[str, Any]) -> list[Figure]:
