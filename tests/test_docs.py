@@ -26,6 +26,7 @@ NOT_RUN = [
     ("comparing.md", "minutes to days of training"),
     ("data.md", "on a terminal"),
     ("data.md", "fetches archives from the internet"),
+    ("data.md", "downloads weights"),
     ("data.md", "takes as long as your images"),
     ("index.md", "installs into .venv and trains for some minutes"),
     ("index.md", "82 s on two cores"),

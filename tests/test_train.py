@@ -619,6 +619,7 @@ def test_pretrained_weights_that_do_not_fit(file: str, tmp_path: Path, capsys: C
         torch.save({"a": torch.zeros(1)}, weights)
     sentence = refused(capsys, "train", "digits", *QUICK, "--pretrained", weights, "--out", tmp_path / "run")
     assert f"--pretrained {weights}" in sentence
+    assert ("--network" if file == "another network" else "safetensors.torch.save_file") in sentence
     assert not (tmp_path / "run").exists()
 
 

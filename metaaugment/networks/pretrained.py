@@ -14,7 +14,10 @@ def load_pretrained(net: nn.Module, file: Path) -> bool:
     try:
         weights = load_file(file)
     except SafetensorError as error:
-        raise ValueError(f"--pretrained {file} is not a safetensors file ({error})") from None
+        raise ValueError(
+            f"--pretrained {file} is not a safetensors file ({error}); load the weights with torch.load, and write "
+            "them with safetensors.torch.save_file"
+        ) from None
     own = net.state_dict()
     head = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)][-1]
     fresh = [f"{head}.{part}" for part in ("weight", "bias")]
