@@ -17,12 +17,11 @@ def check_kinds(network: object, sampler: object, policy: object) -> None:
     if isinstance(sampler, type) or not hasattr(sampler, "sample"):
         what = f"the class {sampler.__name__}" if isinstance(sampler, type) else f"a {type(sampler).__name__}"
         raise ValueError(f"the sampler is {what}; give an object that draws, such as TransformationSampler()")
-    for name in ("record", "update"):
-        if not hasattr(sampler, name):
-            raise ValueError(
-                f"the sampler, a {type(sampler).__name__}, has no {name}(); a sampler has sample(), record() and "
-                "update(), of which the last two may do nothing"
-            )
+    if not hasattr(sampler, "record"):
+        raise ValueError(
+            f"the sampler, a {type(sampler).__name__}, has no record(); a sampler has sample(), record() and "
+            "update(), of which the last two may do nothing"
+        )
 
 
 def check_parts(

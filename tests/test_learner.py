@@ -814,14 +814,6 @@ MISTAKES = {
         lambda: ma.Learner(small(), type("Draws", (), {"sample": ma.UniformSampler.sample})(), ma.PolicyNetwork(8)),
         r"the sampler, a Draws, has no record\(\); a sampler has sample\(\), record\(\) and update\(\), of which the",
     ),
-    "a sampler that is never updated": (
-        lambda: ma.Learner(
-            small(),
-            type("Half", (), {"sample": None, "record": None})(),
-            ma.PolicyNetwork(8),  # type: ignore[arg-type]
-        ),
-        r"the sampler, a Half, has no update\(\)",
-    ),
     "the task network as an extractor of its own": (
         lambda: ma.Learner(net := small(), ma.TransformationSampler(), ma.PolicyNetwork(8), extractor=net),
         r"extractor shares \d+ parameters with the task network, which would be learned twice; leave out extractor=",
