@@ -74,7 +74,7 @@ def moved_logits(training: Pass, v: Gradient, relative: float) -> tuple[Tensor, 
     parameters = list(training.parameters.values())
     h = relative * step_length(training, v) / move_length(training.precision)
     with torch.no_grad(), moved(parameters, v, h):
-        return training.again(training.network), h
+        return training.again(), h
 
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]

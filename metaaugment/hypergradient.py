@@ -18,14 +18,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import Node
-from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 Parameters = dict[str, nn.Parameter]
@@ -45,7 +44,7 @@ class Pass:
     network: nn.Module
     parameters: Parameters
     logits: Float[Tensor, "n classes"]  # at w
-    again: Callable[[Callable[..., Tensor]], Float[Tensor, "n classes"]]  # with the network, or a function in its place
+    again: Callable[[], Float[Tensor, "n classes"]]
     losses: Callable[[Tensor], Float[Tensor, " n"]]  # from logits
     precision: float  # the relative error of one operation
 
@@ -97,17 +96,18 @@ def difference(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
     parameters = list(training.parameters.values())
     h = step_length(training, v)
     with torch.no_grad(), moved(parameters, v, h):
-        ahead = training.again(training.network)
+        ahead = training.again()
     return along_logits(training, (ahead - training.logits.detach()) / h)
 
 
 def forward(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
     """One pass in forward mode: exact, for networks whose layers all support it."""
     with torch.no_grad(), forward_ad.dual_level(), not_compiled():
-        tangents = zip(training.parameters.items(), v, strict=True)
-        dual = {name: forward_ad.make_dual(w.detach(), tangent.to(w.dtype)) for (name, w), tangent in tangents}
+        tangents = zip(training.parameters.values(), v, strict=True)
+        dual = [forward_ad.make_dual(w.detach(), tangent.to(w.dtype)) for w, tangent in tangents]
         try:
-            tangent = forward_ad.unpack_dual(training.again(partial(functional_call, training.network, dual))).tangent
+            with replaced(training, dual):
+                tangent = forward_ad.unpack_dual(training.again()).tangent
         except NotImplementedError as error:
             raise NotImplementedError(
                 f"a layer has no forward mode, which route='forward' needs; use route='difference' ({error})"
@@ -117,11 +117,12 @@ def forward(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
 
 def unrolled(training: Pass, v: Gradient) -> Float[Tensor, " n"]:
     """Backward through the backward pass of the inner update: s is the derivative of ⟨Jᵀ V, v⟩ in V."""
-    w = {name: parameter.detach().requires_grad_() for name, parameter in training.parameters.items()}
+    w = [parameter.detach().requires_grad_() for parameter in training.parameters.values()]
     with torch.enable_grad(), not_compiled():
-        losses = training.losses(training.again(partial(functional_call, training.network, w)))
+        with replaced(training, w):
+            losses = training.losses(training.again())
         weights = torch.ones_like(losses, requires_grad=True)
-        g = torch.autograd.grad(losses, list(w.values()), weights, create_graph=True, allow_unused=True)
+        g = torch.autograd.grad(losses, w, weights, create_graph=True, allow_unused=True)
         used = [(gradient, direction) for gradient, direction in zip(g, v, strict=True) if gradient is not None]
         # The real part matters for complex parameters only.
         along = torch.stack([(gradient * direction.conj()).sum().real for gradient, direction in used]).sum()
@@ -193,6 +194,25 @@ def moved(parameters: Sequence[Tensor], direction: Gradient, length: Tensor) -> 
         yield
     finally:
         torch._foreach_copy_(data, kept)
+
+
+@contextmanager
+def replaced(training: Pass, values: Sequence[Tensor]) -> Iterator[None]:
+    """Passes inside use these values instead of the parameters, wherever in the network a parameter is.
+
+    Not by torch's functional_call: where one module is at two places of the network, it does not put the parameters of
+    that module back.
+    """
+    new = dict(zip(training.parameters.values(), values, strict=True))
+    owners = [module._parameters for module in training.network.modules()]
+    places = [(owner, name, w) for owner in owners for name, w in owner.items() if w in new]
+    try:
+        for owner, name, w in places:
+            owner[name] = new[w]  # type: ignore[index, assignment]
+        yield
+    finally:
+        for owner, name, w in places:
+            owner[name] = w
 
 
 @contextmanager

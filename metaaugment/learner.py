@@ -468,9 +468,9 @@ class Learner:
         """The training pass of a mini-batch, for the routes, which repeat it at other parameters."""
         network, precision = bare(self.network), seen.replay.rounding(self._coarsest)
 
-        def again(changed: Callable[..., Tensor]) -> Tensor:
+        def again() -> Tensor:
             with seen.replay.again(), undisturbed(network, seen.buffers):
-                return changed(seen.inputs).to(self.alpha.dtype)
+                return network(seen.inputs).to(self.alpha.dtype)
 
         def losses(logits: Tensor) -> Tensor:
             with torch.autocast(self.device.type, enabled=False):
@@ -575,7 +575,7 @@ class Learner:
         pass with other draws is not that of this one."""
         training, eager = self._pass(seen), self.route is not ROUTES["difference"]
         with not_compiled() if eager else nullcontext():
-            again, logits = training.again(training.network), seen.logits.detach()
+            again, logits = training.again(), seen.logits.detach()
         if norm([again - logits]) > training.precision**0.5 * norm([logits]):  # far more than rounding
             name = self.route.__name__
             way = ", or use route='difference': run eagerly, compiled dropout draws other numbers" if eager else ""

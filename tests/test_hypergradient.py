@@ -68,6 +68,21 @@ class Tied(nn.Module):
         return self.output(self.twice(self.again(x).tanh()).tanh())
 
 
+class Recurrent(nn.Module):
+    """One layer at two places, as when a network shares its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.Linear(8, 8)
+        self.enter, self.blocks, self.output = nn.Linear(192, 8), nn.ModuleList([block, block]), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x.flatten(1))
+        for block in self.blocks:
+            x = block(x.tanh())
+        return self.output(x)
+
+
 class Spectral(nn.Module):
     """Its first parameter is complex."""
 
@@ -87,6 +102,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: Convolutional(nn.BatchNorm2d(8), 0.3),
     "transformer": Transformer,
     "tied, frozen, unused": Tied,
+    "shared": Recurrent,
     "complex": Spectral,
     "shake": Shaking,
 }
@@ -130,6 +146,16 @@ def test_difference_equals_unrolled_in_float64(name: str) -> None:
     exact = flat(gradients(copy.deepcopy(network), copy.deepcopy(policy), "unrolled")[0])
     ours = flat(gradients(copy.deepcopy(network), copy.deepcopy(policy), "difference")[0])
     assert relative(ours, exact) < 1e-6
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_network_keeps_its_parameters(name: str) -> None:
+    """The very objects, which its optimizer moves."""
+    for route in ROUTES if name != "shake" else ("forward", "unrolled"):
+        network = NETWORKS[name]().double()
+        before = list(network.parameters())
+        gradients(network, ma.PolicyNetwork(8).double(), route)
+        assert all(one is other for one, other in zip(before, network.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -240,7 +266,7 @@ def test_step_length_follows_precision_and_not_the_scale_of_v() -> None:
     v = [torch.randn_like(p) for p in parameters.values()]
 
     def move(scale: float, precision: float) -> float:
-        training = Pass(network, parameters, torch.zeros(1, 1), lambda f: f, lambda z: z, precision)  # type: ignore[arg-type]
+        training = Pass(network, parameters, torch.zeros(1, 1), Tensor, lambda z: z, precision)
         return scale * step_length(training, [scale * value for value in v]).item()
 
     assert move(1.0, 2**-7) == pytest.approx(move(1000.0, 2**-7), rel=1e-5)
@@ -250,7 +276,7 @@ def test_step_length_follows_precision_and_not_the_scale_of_v() -> None:
 def test_a_validation_gradient_of_zero_gives_alignments_of_zero() -> None:
     network = Convolutional(nn.BatchNorm2d(8))
     parameters, logits = dict(network.named_parameters()), torch.randn(4, CLASSES)
-    training = Pass(network, parameters, logits, lambda f: torch.randn(4, CLASSES), lambda z: z.logsumexp(1), 1e-7)
+    training = Pass(network, parameters, logits, lambda: torch.randn(4, CLASSES), lambda z: z.logsumexp(1), 1e-7)
     zero = [torch.zeros_like(p) for p in network.parameters()]
     assert ROUTES["difference"](training, zero).abs().max() < 1e-20
 

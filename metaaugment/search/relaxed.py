@@ -288,7 +288,7 @@ class RelaxedLearner(Learner):
         h, ends = step_length(training, v).detach(), []
         for length in (h, -h):
             with moved(w, v, length), at_expectation(network):
-                losses = training.losses(training.again(network))
+                losses = training.losses(training.again())
                 (gradient,) = torch.autograd.grad((seen.weights * losses).sum(), leaf.inputs)
             ends.append((losses.detach(), gradient.flatten(1).sum(1)))
         (loss_ahead, slope_ahead), (loss_behind, slope_behind) = ends
