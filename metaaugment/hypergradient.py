@@ -55,10 +55,15 @@ Route = Callable[[Pass, Gradient], Float[Tensor, " n"]]
 def weighted_gradient(
     losses: Float[Tensor, " n"], weights: Float[Tensor, " n"], parameters: Parameters, retain_graph: bool
 ) -> list[Tensor | None]:
-    """Jᵀ V = Σ V_i ∇L_i(w), the g of Eq. 2, with None for parameters that the losses do not depend on."""
+    """Jᵀ V = Σ V_i ∇L_i(w), the g of Eq. 2, with None for parameters that the losses do not depend on.
+
+    Without the hooks on parameters, which must see a gradient at its own scale, and once: see `hooked`.
+    """
     # Scaled by a power of two, the same on all processes: nothing underflows in float16, and otherwise no bit changes.
     weighted = (SCALE * weights.detach() * losses).sum()
-    gradient = torch.autograd.grad(weighted, list(parameters.values()), retain_graph=retain_graph, allow_unused=True)
+    w = list(parameters.values())
+    with unhooked(w):
+        gradient = torch.autograd.grad(weighted, w, retain_graph=retain_graph, allow_unused=True)
     found = [g for g in gradient if g is not None]
     scaled_back = iter(torch._foreach_div(found, SCALE) if found else ())
     return [None if g is None else next(scaled_back) for g in gradient]
@@ -194,6 +199,30 @@ def moved(parameters: Sequence[Tensor], direction: Gradient, length: Tensor) -> 
         yield
     finally:
         torch._foreach_copy_(data, kept)
+
+
+@contextmanager
+def unhooked(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Backward passes inside leave out the hooks on these parameters."""
+    hooks = [w._backward_hooks for w in parameters if w._backward_hooks]
+    kept = [dict(of_one) for of_one in hooks]
+    try:
+        for of_one in hooks:
+            of_one.clear()
+        yield
+    finally:
+        for of_one, before in zip(hooks, kept, strict=True):
+            of_one.update(before)
+
+
+def hooked(gradient: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient as hooks on its parameters change it: one may clip it, or mask what is not to be trained."""
+    changed = list(gradient)
+    for place, w in enumerate(parameters):
+        for hook in (w._backward_hooks or {}).values():
+            result = hook(changed[place])
+            changed[place] = changed[place] if result is None else result
+    return changed
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from metaaugment.hypergradient import (
     Pass,
     at_expectation,
     filled,
+    hooked,
     moved,
     norm,
     not_compiled,
@@ -306,7 +307,8 @@ class Learner:
 
     def gradient_ahead(self, seen: Observation, g: list[Tensor], images: Tensor, labels: Tensor) -> list[Tensor]:
         """∇ L_val at ŵ = w − α g."""
-        with moved(list(self.w.values()), g, -self.alpha.detach()):
+        w = list(self.w.values())
+        with moved(w, hooked(g, w), -self.alpha.detach()):
             return self._validation_gradient(seen.replay, images, labels)
 
     def validation_gradient(self, images: Tensor, labels: Tensor) -> list[Tensor]:
@@ -493,7 +495,7 @@ class Learner:
                 own = filled(weighted_gradient(losses, mean, self.w, retain_graph=False), w)
                 v = list(torch._foreach_add(v, own)) if v else own
         add_up(v)
-        return v
+        return hooked(v, w)
 
     def _parts(self, n: int, count: Tensor) -> list[slice]:
         """The parts of this process's share of a validation batch: each of m parts takes every m-th image of the global

@@ -305,6 +305,48 @@ def test_gradient_clipping_and_accumulation_work_as_in_any_loop() -> None:
     assert total == pytest.approx(1e-3, rel=1e-3)
 
 
+Hook = Callable[[Tensor], Tensor]
+HOOKS: dict[str, Hook] = {"doubles": lambda g: 2 * g, "clips": lambda g: g.clamp(-100, 100)}
+
+
+@pytest.mark.parametrize("lagged", [False, True])
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+def test_a_hook_on_a_parameter_sees_the_gradient_that_trains_it(hook: Hook, lagged: bool) -> None:
+    """Once, and at its own scale: one that clips at a bound that no gradient reaches changes nothing."""
+    network, (images, labels), validation = small(), data(), data()
+    found, other = [], copy.deepcopy(network)
+    for parameter in other.parameters():
+        parameter.register_hook(hook)
+    for one in (network, other):
+        torch.manual_seed(0)
+        joint = learner(one, lagged=lagged)
+        seen = joint.observe(images, labels)
+        joint.policy_backward(seen, *validation)
+        joint.weighted_loss(seen).backward()
+        found.append((seen.alignment, one.output.weight.grad))
+    (alignment, gradient), (under_hook, hooked) = found
+    assert torch.equal(hooked, hook(gradient))
+    if hook is HOOKS["clips"]:
+        assert torch.equal(under_hook, alignment)
+
+
+@pytest.mark.parametrize("route", ["difference", "forward", "unrolled"])
+def test_what_a_hook_masks_has_no_share_of_the_alignment(route: str) -> None:
+    network, (images, labels), validation = small(), data(), data()
+    frozen, masked = copy.deepcopy(network), copy.deepcopy(network)
+    frozen.output.weight.requires_grad_(False)
+    masked.output.weight.register_hook(torch.zeros_like)
+    found = []
+    for one in (frozen, masked, network):
+        torch.manual_seed(0)
+        joint = learner(one, route=route)
+        seen = joint.observe(images, labels)
+        joint.policy_backward(seen, *validation)
+        found.append(seen.alignment)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(found[2], found[0], rtol=0.1)
+
+
 # -- extra passes disturb nothing --------------------------------------------------------------------------------------
 
 
