@@ -246,7 +246,8 @@ class Learner:
         if self.extractor is not None:
             refuse_reentrant(seen.outputs)
         learned = self.policy_parameters()
-        gradients = filled(torch.autograd.grad(self._outer_loss(seen), learned, allow_unused=True), learned)
+        with torch.autocast(self.device.type, enabled=False):  # it would round the policy's backward pass
+            gradients = filled(torch.autograd.grad(self._outer_loss(seen), learned, allow_unused=True), learned)
         add_up(gradients)
         if self.guard.passes(gradients):
             accumulate(learned, gradients)

@@ -513,6 +513,23 @@ def test_autocast_does_not_hand_out_casts_from_before_the_move() -> None:
     joint.weighted_loss(seen).backward()
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+def test_the_policys_gradient_does_not_depend_on_whether_autocast_is_still_on(own: bool) -> None:
+    """Autocast also rounds the products of a backward pass; the policy learns in its own precision."""
+    network, extractor, policy = small(), small(), ma.PolicyNetwork(128)
+    (images, labels), validation, found = data(), data(), []
+    for still_on in (False, True):
+        torch.manual_seed(0)
+        parts = copy.deepcopy((network, policy, extractor))
+        joint = learner(parts[0], policy=parts[1], extractor=parts[2] if own else None)
+        with torch.autocast("cpu", torch.bfloat16):
+            seen = joint.observe(images, labels)
+        with torch.autocast("cpu", torch.bfloat16, enabled=still_on):
+            joint.policy_backward(seen, *validation)
+        found.append([p.grad for p in joint.policy_parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 class AutocastInside(nn.Module):
     """Uses a coarse precision where nobody sees it from outside, as what HF Accelerate prepares does."""
 
