@@ -263,6 +263,12 @@ class Learner:
         counted in `skipped`. An optimizer of your own loop then still applies momentum and weight decay; `step` leaves
         w as it is.
         """
+        loss = self._weighted(seen)
+        # Under float16, torch's GradScaler skips non-finite steps itself, and must see them to lower its scale.
+        scaled = seen.replay.autocast and seen.replay.precision == torch.float16
+        return loss if scaled else self._guarded(loss)
+
+    def _weighted(self, seen: Observation) -> Tensor:
         self._clamp_alpha()
         anew = seen.alignment is not None and seen.gradient is None  # θ may have moved since, and is not lagged
         weights = self._judge_again(seen) if anew else seen.weights.detach()
@@ -278,10 +284,13 @@ class Learner:
         elif self.network is not bare(self.network):
             # DistributedDataParallel averages over the processes, but the loss is a sum over them.
             value = value * world_size()
-        # Under float16, torch's GradScaler skips non-finite steps itself, and must see them to lower its scale.
-        if value.requires_grad and not (seen.replay.autocast and seen.replay.precision == torch.float16):
-            self.guard.watch(value, list(self.w.values()))
         return value
+
+    def _guarded(self, loss: Tensor) -> Tensor:
+        """The loss, whose backward pass leaves no gradient in `.grad` that is not finite."""
+        if loss.requires_grad:
+            self.guard.watch(loss, list(self.w.values()))
+        return loss
 
     def inner_gradient(self, seen: Observation, retain_graph: bool) -> tuple[list[Tensor | None], list[Tensor]]:
         """∇ Σ V_i L_i at w: this process's part, with None for unused parameters, and the sum over all processes."""
@@ -341,7 +350,7 @@ class Learner:
         if due and policy_optimizer is not None and validation_batches is not None:
             self.policy_backward(seen, *next_batch(validation_batches))  # lines 6 and 7
             self.guard.step(policy_optimizer)  # line 8
-        self.weighted_loss(seen).backward()  # line 9
+        self._guarded(self._weighted(seen)).backward()  # line 9, which no GradScaler scales
         self.add_up_gradients()
         self.guard.step(task_optimizer)
         return seen
