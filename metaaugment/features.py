@@ -19,23 +19,29 @@ class Features:
     """
 
     def __init__(self, network: nn.Module, layer: str | None = None) -> None:
-        modules = dict(network.named_modules())
-        if layer is not None and layer not in modules:
-            linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-            raise ValueError(f"features={layer!r} is not a layer of the network; its linear layers are {linear}")
-        self.layers = (
-            [modules[layer]] if layer is not None else [m for m in modules.values() if isinstance(m, (nn.Linear, Seen))]
-        )
-        if not self.layers:
+        self.network, self.layer = network, layer
+        self.layers = self._eligible()
+        self._last: tuple[nn.Module, Tensor] | None = None
+
+    def _eligible(self) -> list[nn.Module]:
+        modules = dict(self.network.named_modules())
+        linear = {name: module for name, module in modules.items() if isinstance(module, (nn.Linear, Seen))}
+        if self.layer is not None and self.layer not in modules:
+            raise ValueError(
+                f"features={self.layer!r} is not a layer of the network; its linear layers are {list(linear)}"
+            )
+        if self.layer is None and not linear:
             raise ValueError(
                 "the network has no linear layer whose input could be its features; "
                 "name the layer to take them from with features="
             )
-        self._last: tuple[nn.Module, Tensor] | None = None
+        return list(linear.values()) if self.layer is None else [modules[self.layer]]
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watch the passes made inside."""
+        if not set(self.layers) <= set(self.network.modules()):  # a head was replaced
+            self.layers = self._eligible()
         self._last = None
         hooks = [module.register_forward_pre_hook(self._keep, with_kwargs=True) for module in self.layers]
         try:

@@ -269,6 +269,19 @@ def test_the_layer_called_last_counts_not_the_one_defined_last() -> None:
     assert features.take().shape == (3, 8)
 
 
+@pytest.mark.parametrize("name", [None, "4"])
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_head_may_be_replaced(passes: int, name: str | None) -> None:
+    """All layers have one width, so that no policy could tell their inputs apart."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    joint = learner(network, policy=ma.PolicyNetwork(8), features=name)
+    for _ in range(passes):
+        joint.observe(*data())
+    network[4] = nn.Linear(8, CLASSES)
+    seen = joint.observe(*data())
+    torch.testing.assert_close(seen.features, network[:4](seen.inputs))
+
+
 def test_a_named_layer_and_maps_or_tokens() -> None:
     network = small()
     features = Features(network, "body.4")
