@@ -612,7 +612,8 @@ def _kept_elsewhere(part: object) -> bool:
 def accumulate(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
     """Add to `.grad`, as a backward pass does."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        # A copy: two parameters that are added to each other have one gradient, which clipping in place scales twice.
+        parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Float[Tensor, " n"]:

@@ -360,6 +360,26 @@ def test_what_a_hook_masks_has_no_share_of_the_alignment(route: str) -> None:
     assert not torch.allclose(found[2], found[0], rtol=0.1)
 
 
+def test_the_policys_gradient_is_clipped_once() -> None:
+    """Autograd has one tensor for the gradients of two parameters that are added to each other."""
+
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.change = nn.Parameter(torch.randn(1, 128)), nn.Parameter(torch.zeros(1, 128))
+
+        def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
+            return nn.functional.linear(features, self.weight + self.change).sigmoid().squeeze(1)
+
+    joint = learner(policy=Added())
+    joint.policy_backward(joint.observe(*data()), *data())
+    found = [p.grad for p in joint.policy_parameters() if p.grad is not None]
+    expected = [gradient / nn.utils.get_total_norm(found) for gradient in found]
+    nn.utils.clip_grad_norm_(joint.policy_parameters(), 1.0)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 # -- extra passes disturb nothing --------------------------------------------------------------------------------------
 
 
