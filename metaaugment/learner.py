@@ -597,9 +597,9 @@ class Learner:
                     "and set torch._inductor.config.fallback_random = True"
                 )
             raise ValueError(
-                f"repeating the training pass gives different logits, so route={name!r} cannot work; keep the "
-                "network's state in buffers, and draw random numbers from torch's, numpy's or Python's own "
-                f"generators{way}"
+                f"repeating the training pass gives different logits, so route={name!r} cannot work; keep the network "
+                "in the mode that it had in observe(), and its state in buffers, and draw random numbers from torch's, "
+                f"numpy's or Python's own generators{way}"
             )
         if norm([logits]) > 0:  # those of a fresh head may be zero, which any pass repeats
             self._checked.add("repeatable")

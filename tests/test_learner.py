@@ -751,6 +751,14 @@ def test_a_head_of_zeros_hides_a_pass_that_cannot_be_repeated_only_once() -> Non
         joint.step(*data(), *both, iter([data()]))
 
 
+def test_evaluation_mode_behind_the_training_pass_is_named_with_the_way_out() -> None:
+    joint = learner()
+    seen = joint.observe(*data())
+    joint.network.eval()
+    with pytest.raises(ValueError, match=r"keep the network in the mode that it had in observe\(\)"):
+        joint.policy_backward(seen, *data())
+
+
 class Prototypes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -925,7 +933,7 @@ MISTAKES = {
             lambda route=route: (joint := learner(OwnDraws(), route=route)).step(
                 *data(), *optimizers(joint), iter([data()])
             ),
-            rf"repeating the training pass gives different logits, so route='{route}' cannot work; keep the network's",
+            rf"repeating the training pass gives different logits, so route='{route}' cannot work; keep the network in",
         )
         for route in ("difference", "forward", "unrolled")
     },
