@@ -1314,6 +1314,7 @@ def test_no_results_replace_no_report(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("no folder")
     with pytest.raises(ValueError, match=r"--results is .*, which is a file"):
         reproduce_digits(tmp_path, report, QUIET, 1)
+    (tmp_path / "results").unlink()
     with pytest.raises(ValueError, match=r"--epochs is 0; it must be a whole number of at least 1"):
         reproducing.reproduce([], 1, None, 0, [], 1, where(tmp_path), report, QUIET)
     with pytest.raises(ValueError, match=r"--seeds is 0; it must be"):
