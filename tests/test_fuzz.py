@@ -244,12 +244,12 @@ def test_a_diagnosis_has_numbers_that_can_be_said(changes: dict[str, Any]) -> No
 def test_a_result_has_what_a_table_needs(changes: dict[str, Any], seeds: Seeds, tmp_path: Path) -> None:
     """RESULTS.md was a TypeError."""
     good = json.loads(seeds.file("run/result.json"))
-    file = tmp_path / folder_name("digits", good["epochs"]) / "baseline-seed0.json"
+    file = tmp_path / folder_name("digits", good["epochs"]) / "mine-seed0.json"
     file.parent.mkdir()
     file.write_text(json.dumps(good))
     assert f"| {100 * good['test_accuracy']:.2f} |" in results.markdown(tmp_path)
     file.write_text(json.dumps({**good, **changes}))
-    with pytest.raises(ValueError, match=r"baseline-seed0\.json is damaged"):
+    with pytest.raises(ValueError, match=r"mine-seed0\.json is damaged"):
         results.markdown(tmp_path)
 
 

@@ -219,11 +219,10 @@ def test_an_ablation_differs_in_one_thing(name: str, changed: dict[str, object])
 
 
 def test_ablations_stand_apart_in_the_report(tmp_path: Path) -> None:
-    source = Path(__file__).parent.parent / "results" / "omniglot-wrn-40-2" / "metaaugment-fast-seed0.json"
     folder = tmp_path / "omniglot-wrn-40-2"
     folder.mkdir()
     for name in ("metaaugment-fast", "fast-epsilon-0"):
-        (folder / f"{name}-seed0.json").write_text(json.dumps(json.loads(source.read_text()) | {"entry": name}))
+        shutil.copy(ROOT / "results" / "omniglot-wrn-40-2" / f"{name}-seed0.json", folder)
     main, ablation = results.markdown(tmp_path).split("### ablation-epsilon")
     assert "metaaugment-fast" in main
     assert "fast-epsilon-0" not in main
@@ -1272,12 +1271,23 @@ def test_what_makes_no_mean_is_refused_by_its_file(tmp_path: Path, changes: dict
     [
         ({"seed": 7}, "holds baseline with seed 7; rename it to match"),
         ({"entry": "randaugment"}, "holds randaugment with seed 1"),
-        ({"recipe": {"lr": 3.0}}, "was trained with lr 3.0, but the first file of its entry with 0.1"),
+        ({"recipe": {"lr": 3.0}}, "was trained with lr 3.0, but baseline has 0.1; move it away"),
     ],
 )
 def test_a_result_under_another_name_is_refused(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
     two_results(tmp_path, **{"entry": "baseline", **changes})
     with pytest.raises(ValueError, match=rf"baseline-seed1\.json {sentence}"):
+        results.markdown(tmp_path)
+
+
+def test_no_mean_is_over_runs_with_different_settings(tmp_path: Path) -> None:
+    """Nor of an entry that no table knows, whose settings are those of its first file."""
+    two_results(tmp_path, recipe={"lr": 3.0})
+    for file in sorted(tmp_path.glob("*/*.json")):
+        text = file.read_text().replace('"entry": "baseline"', '"entry": "mine"')
+        file.with_name(file.name.replace("baseline", "mine")).write_text(text)
+        file.unlink()
+    with pytest.raises(ValueError, match=r"mine-seed1\.json was trained with lr 3\.0, but the first file .* with 0\.1"):
         results.markdown(tmp_path)
 
 

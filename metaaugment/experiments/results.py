@@ -32,6 +32,7 @@ def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
         results = rows.setdefault(file.parent.name, {}).setdefault(entry, [])
         results.append(read_result(file))
         _check_named(file, results[-1])
+        _check_settings(file, entry, results[-1])
         _check_alike(file, results[0], results[-1])
         _check_policy(file, results)
     known = list(ROWS)
@@ -77,6 +78,17 @@ def _check_named(file: Path, result: Result) -> None:
                 f"{file} holds a run of {recipe['name']} with {recipe.get('epochs')} epochs; move it to the folder "
                 f"{folder}, or away"
             )
+
+
+def _check_settings(file: Path, name: str, result: Result) -> None:
+    """Refuse a run with other settings than its entry has; the earliest do not say all of them."""
+    entry, said = _entries(file.parent.name).get(name), result.get("recipe") or {}
+    if entry is None or not said:
+        return
+    meant = ROWS[_recipe(file.parent.name)].run(entry, 0, None, None).to_json()
+    for key in sorted((said.keys() & meant.keys()) - {"seed", "epochs", "policy"}):
+        if said[key] != meant[key]:
+            raise ValueError(f"{file} was trained with {key} {said[key]}, but {name} has {meant[key]}; move it away")
 
 
 def _check_alike(file: Path, first: Result, result: Result) -> None:
