@@ -1313,6 +1313,20 @@ def test_no_mean_is_over_runs_under_different_policies(tmp_path: Path) -> None:
         results.markdown(tmp_path)
 
 
+def test_no_row_is_over_different_images(tmp_path: Path) -> None:
+    """Whatever their entry; rehearsals, which hold some back, have their own."""
+    folder = tmp_path / "omniglot-wrn-40-2"
+    folder.mkdir()
+    for name in ("baseline-seed0", "randaugment-seed0", "tried-fast-seed0"):
+        shutil.copy(ROOT / "results" / "omniglot-wrn-40-2" / f"{name}.json", folder)
+    results.markdown(tmp_path)
+    file = folder / "randaugment-seed0.json"
+    result = json.loads(file.read_text())
+    file.write_text(json.dumps(result | {"data": {"fingerprint": "of a part of them"}}))
+    with pytest.raises(ValueError, match=r"randaugment-seed0\.json is about other images than .*baseline-seed0\.json"):
+        results.markdown(tmp_path)
+
+
 def test_no_results_replace_no_report(tmp_path: Path) -> None:
     report = tmp_path / "RESULTS.md"
     others = f"{results.MADE_BY} from other results"

@@ -27,6 +27,7 @@ def files(folder: Path) -> list[Path]:
 def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
     """The results by row and entry, in the order of the paper's tables, then by name."""
     rows: dict[str, dict[str, list[Result]]] = {}
+    images: dict[tuple[object, ...], tuple[Path, object]] = {}
     for file in files(folder):
         entry = file.stem.rsplit("-seed", 1)[0]
         results = rows.setdefault(file.parent.name, {}).setdefault(entry, [])
@@ -35,6 +36,7 @@ def read(folder: Path) -> dict[str, dict[str, list[Result]]]:
         _check_settings(file, entry, results[-1])
         _check_alike(file, results[0], results[-1])
         _check_policy(file, results)
+        _check_images(file, images, results[-1])
     known = list(ROWS)
     order = sorted(rows, key=lambda row: (known.index(r) if (r := _recipe(row)) in known else len(known), row))
     return {row: dict(sorted(rows[row].items(), key=lambda item: _place(row, item[0]))) for row in order}
@@ -117,6 +119,18 @@ def _check_policy(file: Path, results: Sequence[Result]) -> None:
             f"{file} was trained under the policy of SHA-256 {known[-1]}, but others of its entry under that of "
             f"{known[0]}; move it away"
         )
+
+
+def _check_images(file: Path, images: dict[tuple[object, ...], tuple[Path, object]], result: Result) -> None:
+    """Refuse a row over different images, such as those of an incomplete data set; those held back are kept apart."""
+    recipe, data = result.get("recipe") or {}, result.get("data")
+    found = data.get("fingerprint") if isinstance(data, dict) else None
+    if found is None:
+        return
+    held_back = (str(recipe.get("held_back", 0.0)), str(recipe.get("held_back_from", "validation")))
+    first, other = images.setdefault((file.parent, *held_back), (file, found))
+    if found != other:
+        raise ValueError(f"{file} is about other images than {first} ({found}, not {other}); move one of them away")
 
 
 def course(log: Path) -> Course:
