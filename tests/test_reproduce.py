@@ -1206,9 +1206,27 @@ def test_every_speed_of_the_report_is_in_its_file() -> None:
 def test_speeds_are_told_with_their_commit_if_it_is_known(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     known = {"machine": {"hardware": "a", "torch": "b"}, "epochs": 5, "figures": []}
-    for record, title in ((known, "(a, torch b)"), (known | {"commit": "0123456789+"}, "(a, torch b, commit 0123456)")):
+    for record, title in (
+        (known, "(a, torch b)"),
+        (known | {"commit": "0123456789+"}, "(a, torch b, commit 0123456+)"),
+    ):
         (tmp_path / "bench" / "training-x.json").write_text(json.dumps(record))
         assert f"## Speed of training {title}\n" in results.markdown(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("commit", "told"),
+    [
+        ("0123456789+", "0123456+"), ("0123456789, continued at abcdef0123+", "0123456, abcdef0+"), (None, "unknown"),
+    ],
+)  # fmt: skip
+def test_the_report_says_which_code_was_changed_or_is_not_known(commit: str | None, told: str, tmp_path: Path) -> None:
+    two_results(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (folder / "baseline-seed1.json").unlink()
+    result = json.loads((folder / "baseline-seed0.json").read_text())
+    (folder / "baseline-seed0.json").write_text(json.dumps(result | {"commit": commit}))
+    assert f"| {told} |\n" in results.markdown(tmp_path)
 
 
 def test_a_file_of_speeds_that_is_damaged_is_named(tmp_path: Path) -> None:

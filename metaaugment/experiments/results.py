@@ -59,7 +59,8 @@ def read_result(file: Path) -> Result:
     if not isinstance(result.get("recipe") or {}, dict):
         raise damaged(file, "its recipe is not an object of fields and values")
     machine = result.get("machine")
-    if not (isinstance(machine, dict) and "hardware" in machine and "commit" in result):
+    known = isinstance(machine, dict) and "hardware" in machine and "commit" in result
+    if not (known and isinstance(result["commit"], str | None)):
         raise damaged(file, "it does not say on which machine and commit the run was made")
     return result
 
@@ -169,8 +170,9 @@ def markdown(folder: Path) -> str:
         "",
         f"{MADE_BY} from the files under `results/`, one per run; nothing is typed by hand.",
         "Accuracy in percent after the last epoch, on the test images except in rehearsals, as mean ± standard",
-        "deviation over seeds. Time is that of training; “4 at once” means that up to 4 runs shared the GPU, so that",
-        "it is not the time of a run alone.",
+        "deviation over seeds. Time is that of training; “4 at once” means that up to 4 runs shared the device, so",
+        "that it is not the time of a run alone. Each copy of an image counts in images/s: advaa has eight, mt four.",
+        "A + behind a commit means that files were changed since.",
     ]
     for row, entries in read(folder).items():
         title = ROWS[_recipe(row)].table if _recipe(row) in ROWS else "not in the paper"
@@ -204,7 +206,7 @@ def _speeds(folder: Path) -> list[str]:
             table = _lines(("", "", "images/s", "× baseline", "× bare steps", "epoch × bare steps"), rows)
             machine = f"{measured['machine']['hardware']}, torch {measured['machine']['torch']}"
             if (at := measured.get("commit")) is not None:  # the first benches did not record it
-                machine += f", commit {at:.7}"
+                machine += f", commit {_short(at)}"
             epochs = f"{measured['epochs']:d}"
         except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
             raise damaged(file, "it was not written by benchmarks/training.py") from None
@@ -245,10 +247,14 @@ def _table(row: str, entries: dict[str, list[Result]]) -> list[str]:
             duration(statistics.mean(result["seconds"] for result in results)) + beside,
             f"{statistics.mean(result['images_per_second'] for result in results):,.0f}",
             ", ".join(sorted({str(result["machine"]["hardware"]) for result in results})),
-            ", ".join(sorted({commit[:7] for r in results for commit in single(r["commit"])})),
+            ", ".join(sorted({_short(commit) for r in results for commit in single(r["commit"])})),
         )
         rows.append(cells)
     return _lines(header, rows)
+
+
+def _short(commit: str) -> str:
+    return commit[:7] + "+" * commit.endswith("+")
 
 
 def _cell(text: str) -> str:

@@ -85,4 +85,4 @@ def continued(before: str | None, now: str | None) -> str:
 
 
 def single(commits: str | None) -> list[str]:
-    return str(commits).split(CONTINUED)
+    return (commits or UNKNOWN).split(CONTINUED)
