@@ -5,6 +5,7 @@ import math
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,9 +57,10 @@ def rows(page: str, heading: str) -> dict[str, list[str]]:
 def test_results_are_those_of_results_md() -> None:
     shown = rows(README, "\n## Results")
     measured = rows((ROOT / "RESULTS.md").read_text(), "\n## omniglot-wrn-40-2 (table-3)")
-    assert {name: cells for name, cells in shown.items() if "±" in cells[0]} == {
-        name: cells[:3] for name, cells in measured.items() if "±" in cells[0]
-    }
+    for table in (shown, measured):
+        table.pop("accuracy")  # the header
+    assert len(measured) > 10
+    assert shown == {name: cells[:3] for name, cells in measured.items()}
 
 
 def test_the_other_rows_are_those_of_results_md() -> None:
@@ -111,6 +113,94 @@ def test_what_is_said_of_the_results_follows_from_them() -> None:
     assert f"gains {min(gains):.1f} to {max(gains):.1f} points over no augmentation" in said
     mean = {name: float(row[0].split(" ± ")[0]) for name, row in rows(README, "\n## Results").items() if "±" in row[0]}
     assert max(mean, key=mean.__getitem__) == "trivialaugment"
+
+
+def figures(name: str) -> list[dict[str, Any]]:
+    return json.loads((ROOT / "results" / "bench" / f"{name}.json").read_text())["figures"]
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"), [("README.md", "Time and memory of one step"), ("docs/maths.md", "Cost of one step")]
+)
+def test_the_cost_of_a_step_is_that_of_its_file(page: str, heading: str) -> None:
+    measured = {(figure["network"], figure["variant"]): figure for figure in figures("step-h200")}
+    shown = rows((ROOT / page).read_text(), heading)
+    memory = page == "README.md"
+    for row, timed, weighed in (
+        ("exact (Eq. 4 with a second backward pass)", "difference, exact, captured", "difference, exact"),
+        ("`lagged=True`", "difference, lagged, captured", "difference, lagged"),
+        ("`lagged=True, every=8`, on average", "difference, lagged, every 8, captured", None),
+        ("double backward, not captured", "double backward, lagged", "double backward, lagged"),
+    ):
+        told = []
+        for network in ("wrn-40-2", "wrn-28-10"):
+            told.append(f"{measured[network, timed]['over_plain']:.2f}")
+            told += [f"{measured[network, weighed]['memory_over_plain']:.2f}" if weighed else ""] if memory else []
+        assert [cell for cell in shown[row] if cell] == [cell for cell in told if cell]
+
+
+def test_the_costs_in_its_sentences_are_those_of_their_files() -> None:
+    said = " ".join(README.split())
+    training = {(f["recipe"], f["what"]): f["steps_seconds"] for f in figures("training-h200")}
+    over = [
+        f"{training[row, 'metaaugment lagged every 8'] / training[row, 'baseline']:.2f}"
+        for row in ("omniglot-wrn-40-2", "omniglot-wrn-28-10")
+    ]
+    assert (
+        "takes {} times as long per step as plain training with WRN-40-2 on one H200, and {} times with".format(*over)
+        in said
+    )
+    assert "in whole trainings `every=8` takes {} and {})".format(*over) in said
+    assert max(figure["steps_over_bare"] for figure in figures("training-h200")) < 1.05  # "at most 5 % longer"
+    plain, joint = (
+        next(f["images_per_second"] for f in figures("imagenet-h200") if (f["source"], f["what"]) == ("memory", what))
+        for what in ("baseline", "lagged every 8")
+    )
+    assert f"trains on {joint:,.0f} images/s jointly, against {plain:,.0f} with plain training" in said
+    _, policy, alone, _, swapped, swapped_alone = (f"{figure['over_plain']:.2f}" for figure in figures("transfer-h200"))
+    assert f"from WRN-40-2 takes {policy} times as long as a plain step, and {alone} times" in said
+    assert f"as in the paper, it takes {swapped} and {swapped_alone} times" in said
+    least, most = sorted(f"{f['over_plain']:.2f}" for f in figures("step-h200") if "every 8" in f["variant"])
+    assert f"{least} to {most} times a plain step on one H200" in " ".join((ROOT / "docs/loop.md").read_text().split())
+
+
+def test_the_speeds_of_the_image_functions_are_those_of_their_files() -> None:
+    measured = {(f["device"], f["size"], f["n"], f["system"]): f for f in figures("ops-cpu") + figures("ops-h200")}
+    shown = rows(README, "Images per second with two functions")
+    for row, systems in {
+        "**metaaugment**": ("metaaugment", "metaaugment, in a CUDA graph"),
+        "Pillow, image by image (two processes)": ("Pillow, image by image", "Pillow, in two processes"),
+        "torchvision v2, image by image, on Pillow images": ("torchvision v2 on Pillow",),
+        "torchvision v2, image by image, on tensors": ("torchvision v2 on tensors",),
+        "timm, image by image, on Pillow images": ("timm on Pillow",),
+        "kornia, image by image": ("kornia",),
+    }.items():
+        for cell, place in zip(shown[row], (("cpu", 32, 512), ("cpu", 224, 64), ("cuda", 32, 4096)), strict=True):
+            speeds = [measured[key]["images_per_second"] for system in systems if (key := (*place, system)) in measured]
+            told = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", cell)]
+            assert told == [pytest.approx(float(f"{speed:.3g}")) for speed in speeds]
+
+
+def test_how_accurate_the_difference_is_follows_from_its_file() -> None:
+    found = json.loads((ROOT / "results" / "bench" / "step-length-h200.json").read_text())
+    moments = ("start", *(moment for moment in found if moment not in ("settings", "start", "end")), "end")
+
+    def told(route: str, precision: str) -> list[float]:
+        return [found[moment][f"{precision} the route {route}"]["lowest correlation"] for moment in moments]
+
+    decisions = " ".join((ROOT / "docs/decisions.md").read_text().split())
+    for precision, said in (
+        ("float32", "0.9985, 0.99998, 0.99997 in float32"), ("tf32", "0.61, 0.9991, 0.9986 in tf32"),
+        ("bf16", "0.30, 0.992, 0.988 under bf16"),
+    ):  # fmt: skip
+        assert said in decisions
+        for number, correlation in zip(
+            re.findall(r"[\d.]+(?=[, ])", said), told("difference", precision), strict=False
+        ):
+            assert float(number) == round(correlation, len(number) - 2)
+    _, midway, end = told("forward", "bf16")
+    assert f"({midway:.4f} and {end:.4f} with `forward`)" in " ".join(README.split())
+    assert f"under bf16 even `forward` reaches only {told('forward', 'bf16')[0]:.2f}." in " ".join(README.split())
 
 
 def test_the_modules_of_the_map_exist() -> None:
