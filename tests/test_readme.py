@@ -115,6 +115,14 @@ def test_what_is_said_of_the_results_follows_from_them() -> None:
     assert max(mean, key=mean.__getitem__) == "trivialaugment"
 
 
+def test_the_figures_of_the_demo_are_those_of_their_file() -> None:
+    accuracies = json.loads((ROOT / "results" / "digits" / "demo.json").read_text())["accuracies"]
+    shown = rows(README, "`make demo` trains on")
+    percent = [[100 * one for one in accuracies[name]] for name in ("baseline", "randaugment", "metaaugment")]
+    means = [f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}" for values in percent]
+    assert shown[means[0]] == means[1:]
+
+
 def figures(name: str) -> list[dict[str, Any]]:
     return json.loads((ROOT / "results" / "bench" / f"{name}.json").read_text())["figures"]
 
