@@ -288,7 +288,7 @@ def test_a_plan_is_told_and_nothing_is_begun(
     assert capsys.readouterr().out.splitlines() == [
         "omniglot-wrn-40-2 faa-search, begun",
         *(f"omniglot-wrn-40-2 baseline-seed{seed}" for seed in (0, 1, 2)),
-        "omniglot-wrn-40-2 faa-seed2, about 6 min",
+        "omniglot-wrn-40-2 faa-seed2, about 6 min on NVIDIA H200",
         "4 runs to do",
     ]
     assert sorted(tmp_path.rglob("*")) == before

@@ -29,6 +29,7 @@ from metaaugment.training import folder as run_folder
 from metaaugment.training.json_file import read_json, write_json
 from metaaugment.training.log import LOG
 from metaaugment.transfer import LearnedPolicy
+from metaaugment.words import duration
 
 AWAY = "move the folder away, or choose another --runs"
 
@@ -187,9 +188,12 @@ class Job(Work):
         return sorted(self.result.parent.glob(f"{self.entry.name}-seed*.json"))
 
     @property
-    def usual_seconds(self) -> float | None:
-        """What training took in the runs of its entry so far, on average."""
-        return statistics.fmean(read_json(file)["seconds"] for file in self._kept) if self._kept else None
+    def usual_time(self) -> str:
+        """What training took in the runs of its entry so far, on average, and on which machines; empty for none."""
+        if not (kept := [read_json(file) for file in self._kept]):
+            return ""
+        machines = sorted({str(result["machine"]["hardware"]) for result in kept})
+        return f"{duration(statistics.fmean(result['seconds'] for result in kept))} on {', '.join(machines)}"
 
     @property
     def source(self) -> "Work | None":

@@ -81,8 +81,8 @@ def in_words(plan: Sequence[Work]) -> list[str]:
 
 
 def _line(work: Work) -> str:
-    seconds = work.usual_seconds if isinstance(work, Job) else None
-    return f"{work}{', begun' if work.begun else ''}" + ("" if seconds is None else f", about {duration(seconds)}")
+    took = work.usual_time if isinstance(work, Job) else ""
+    return f"{work}{', begun' if work.begun else ''}" + (f", about {took}" if took else "")
 
 
 class Queue:
