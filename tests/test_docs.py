@@ -85,6 +85,76 @@ def test_the_figures_of_imagenet_are_those_of_their_file() -> None:
     assert sorted(shown) == sorted(told)
 
 
+def said(page: str) -> str:
+    return " ".join((DOCS / page).read_text().split())
+
+
+def test_what_decisions_says_of_runs_follows_from_their_courses() -> None:
+    courses = DOCS.parent / "results" / "omniglot-wrn-40-2" / "courses"
+    advaa, copies = (
+        json.loads((courses / f"{name}-seed0.json").read_text()) for name in ("advaa", "metaaugment-mt-fast")
+    )
+    loss, accuracy = advaa["train_loss"], [100 * share for share in advaa["val_accuracy"]]
+    worst, best = max(range(80, 200), key=loss.__getitem__), max(range(200), key=accuracy.__getitem__)
+    assert (
+        f"training loss, {loss[79]:.2f} at epoch 80, is driven up to {loss[worst]:.2f} at epoch {worst + 1}; "
+        f"validation accuracy is highest at epoch {best + 1}, at {accuracy[best]:.1f} %, and ends at "
+        f"{accuracy[-1]:.1f} %"
+    ) in said("decisions.md")
+    before, after = (100 * copies["val_accuracy"][epoch - 1] for epoch in (169, 171))
+    assert f"in epochs 170 and 171 validation accuracy fell from {before:.1f} to {after:.1f}" in said("decisions.md")
+
+
+def test_what_comparing_says_of_the_ruined_run_follows_from_its_course() -> None:
+    file = DOCS.parent / "results" / "omniglot-wrn-40-2" / "courses" / "tried-clues-cosine-seed0.json"
+    course = json.loads(file.read_text())
+    train, val, accuracy = (course[name] for name in ("train_loss", "val_loss", "val_accuracy"))
+    assert (
+        f"training loss fell to {train[126]:.2f}, while the loss on the validation images, which it learns from, rose "
+        f"from {val[24]:.1f} at epoch 25 to {val[126]:.1f} at epoch 127. In epoch 131 the network fell to chance, and "
+        f"recovered only to {100 * accuracy[-1]:.0f} %"
+    ) in said("comparing.md")
+    assert min(val) == val[24]
+    assert accuracy[130] < 0.002
+
+
+def test_what_decisions_says_of_cropping_follows_from_its_runs() -> None:
+    folder = DOCS.parent / "results" / "crop"
+    ends = {
+        crop: [
+            json.loads(
+                (folder / f"cifar10-wrn-40-2-30-epochs-crop{crop}-seed{seed}.jsonl").read_text().splitlines()[-1]
+            )
+            for seed in (0, 1)
+        ]
+        for crop in (0, 4)
+    }
+    accuracy = {crop: " and ".join(f"{100 * end['val_accuracy']:.1f}" for end in ends[crop]) for crop in ends}
+    loss = {crop: ", ".join(f"{end['val_loss']:.3f}" for end in ends[crop]) for crop in ends}
+    assert f"{accuracy[0]} without a crop, {accuracy[4]} with one" in said("decisions.md")
+    assert f"({loss[0]} against {loss[4]})" in said("decisions.md")
+
+
+def test_the_times_of_departures_are_those_of_their_files() -> None:
+    bench = DOCS.parent / "results" / "bench"
+    training, steps = (
+        {
+            (figure[of], figure[what]): figure
+            for figure in json.loads((bench / f"{name}-h200.json").read_text())["figures"]
+        }
+        for name, of, what in (("training", "recipe", "what"), ("step", "network", "variant"))
+    )
+    names = ("baseline", "metaaugment", "metaaugment lagged every 1", "metaaugment lagged every 8")
+    plain, exact, lagged, eighth = (training["omniglot-wrn-40-2", name]["steps_seconds"] for name in names)
+    one, double = (steps["wrn-40-2", f"{route}, lagged"]["over_plain"] for route in ("difference", "double backward"))
+    for told in (
+        f"| {lagged / plain:.2f} instead of {exact / plain:.2f} |",
+        f"| {eighth / plain:.2f} instead of {lagged / plain:.2f} |",
+        f"| {one:.2f} instead of {double:.2f}, steps not captured |",
+    ):
+        assert told in said("decisions.md")
+
+
 # -- the runner, which all of the above relies on ----------------------------------------------------------------------
 
 
