@@ -25,6 +25,7 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.tables import ROWS, Entry, Row, folder_name
+from metaaugment.sealed import Damaged
 from metaaugment.training import folder as run_folder
 from metaaugment.training.json_file import read_json, write_json
 from metaaugment.training.log import LOG
@@ -279,7 +280,10 @@ class Job(Work):
 
     def keep(self) -> str:
         """Write its result to a file of its own and, if there is a log to read it from, its course beside it."""
-        result = results.read_result(self.folder / run_folder.RESULT)
+        try:
+            result = results.read_result(self.folder / run_folder.RESULT)
+        except Damaged as error:
+            raise Damaged(error.file, error.reason, "remove it, and the same command makes it again") from None
         self.result.parent.mkdir(parents=True, exist_ok=True)
         course = None
         with contextlib.suppress(OSError, ValueError):
