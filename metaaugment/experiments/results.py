@@ -172,7 +172,8 @@ def markdown(folder: Path) -> str:
         "Accuracy in percent after the last epoch, on the test images except in rehearsals, as mean ± standard",
         "deviation over seeds. Time is that of training; “4 at once” means that up to 4 runs shared the device, so",
         "that it is not the time of a run alone. Each copy of an image counts in images/s: advaa has eight, mt four.",
-        "A + behind a commit means that files were changed since.",
+        "The paper's figures are those of its own number of epochs, also beside shorter runs. A + behind a commit",
+        "means that files were changed since.",
     ]
     for row, entries in read(folder).items():
         title = ROWS[_recipe(row)].table if _recipe(row) in ROWS else "not in the paper"
