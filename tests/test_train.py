@@ -422,6 +422,7 @@ def test_show_draws_copies(policy: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert program("show", policy, *images, "--out", images[0]) == 2, "nothing is overwritten"
     assert program("show", policy, *images, "--seed", 2**63) == 2
     assert f"--seed is {2**63}; it must be 0 to {2**63 - 1}" in capsys.readouterr().err
+    assert f"{root / 'cat'} is a folder; name pictures, such as" in refused(capsys, "show", policy, root / "cat")
     found = published._FOLDER / "pba-cifar.json"
     assert program("show", found, *images, "--out", tmp_path / "found.png") == 2
     assert "is a policy of pba; metaaugment ops --policy" in capsys.readouterr().err
@@ -438,6 +439,7 @@ def test_what_has_learned_nothing_is_not_exported(tmp_path: Path, capsys: Captur
     assert program("train", "digits", *QUICK, "--method", "baseline", "--out", tmp_path / "run") == 0
     sentence = refused(capsys, "export", tmp_path / "run", tmp_path / "p.safetensors")
     assert "was trained by baseline and has learned no policy" in sentence
+    assert "export the trained network with --network" in sentence
     assert not (tmp_path / "p.safetensors").exists()
 
 

@@ -58,7 +58,10 @@ def _learned(folder: Path, state: dict[str, Any]) -> LearnedPolicy:
     about, recipe = state["identity"], _recipe(state)
     if not recipe.learns:
         under = f"under {recipe.policy}" if recipe.policy is not None else f"by {recipe.method}"
-        raise ValueError(f"{folder} was trained {under} and has learned no policy; name a joint run of metaaugment")
+        raise ValueError(
+            f"{folder} was trained {under} and has learned no policy; name a joint run of metaaugment, or export the "
+            "trained network with --network"
+        )
     with torch.device("meta"):  # allocates nothing: the sizes that a file claims are not to be trusted
         net = network(recipe.network, about["num_classes"], about["channels"])
     # In the frozen phase the policy sees through the network as it was when that phase began.

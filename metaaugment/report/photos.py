@@ -18,6 +18,9 @@ from metaaugment.transfer import LearnedPolicy
 
 def read(files: Sequence[Path], source: Source) -> UInt8[Tensor, "n c h w"]:
     """The middle of each picture, in the size and channels that a policy was learned on."""
+    for file in files:
+        if file.is_dir():
+            raise ValueError(f"{file} is a folder; name pictures, such as {file}/*.jpg")
     (height, width), side = source.size, max(source.size)
     left, top = (side - width) // 2, (side - height) // 2
     box, mode = (left, top, left + width, top + height), "RGB" if source.channels == 3 else "L"
