@@ -27,7 +27,6 @@ from metaaugment.experiments.paper import FAST, RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training.evaluation import evaluate
-from metaaugment.training.machine import commit
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,13 @@ def measure(variant: Variant, seed: int, settings: Settings) -> Figure:
     folder = settings.runs / f"{variant.name}, seed {seed}"
     lab = Laboratory(recipe, place, data, folder, quiet)
     began, training = time.perf_counter(), lab.trainer(lab.experiment(), folder)
+    # Spent before an interruption, maybe at another commit.
+    before = sum(row["seconds"] for row in training.log.rows) + training.seconds
     training.run()
     with training.precision():
         score = evaluate(training.network, once(data.test, lab.device), training.learner.prepare)
-    return Figure(variant.name, seed, len(data.train), score.top1, time.perf_counter() - began, commit())
+    seconds = before + time.perf_counter() - began
+    return Figure(variant.name, seed, len(data.train), score.top1, seconds, training.commit)
 
 
 def finished(settings: Settings, about: dict[str, Any]) -> list[Figure]:

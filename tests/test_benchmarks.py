@@ -11,11 +11,14 @@ import pytest
 import torch
 from rich.console import Console
 
+from metaaugment import sealed
 from metaaugment.data.batches import Batches
 from metaaugment.experiments import run
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
+from metaaugment.training import checkpoint
 from metaaugment.training.interruption import Interrupted
+from metaaugment.training.machine import single
 
 from endings import Stop
 
@@ -95,3 +98,23 @@ def test_departures_are_measured_once_each(tmp_path: Path) -> None:
     again, more = json.loads((tmp_path / "found.json").read_text())["figures"]
     assert again == first
     assert (more["variant"], more["images"]) == (variants[1], 200 + 10 * 10)
+
+
+def test_a_departure_that_was_stopped_knows_its_time_and_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped between its training, which is made to have taken long, and its figure."""
+    args = ("--recipe", "digits", "--per-class", 20, "--epochs", 1, "--seeds", 1, "--processes", 1)
+    args += ("--runs", tmp_path / "runs", "--out", tmp_path / "found.json", "--variants", "baseline")
+    monkeypatch.setenv("METAAUGMENT_COMMIT", "first")
+    benchmark("departures.py", *args)
+    (tmp_path / "found.json").unlink()
+    state = checkpoint.load(folder := tmp_path / "runs" / "baseline, seed 0")
+    assert state is not None
+    state["log"][0]["seconds"] = 1e6
+    sealed.save(folder / checkpoint.LAST, "checkpoint", state)
+    monkeypatch.setenv("METAAUGMENT_COMMIT", "second")
+    benchmark("departures.py", *args)
+    (found,) = json.loads((tmp_path / "found.json").read_text())["figures"]
+    assert found["seconds"] > 1e6
+    assert single(found["commit"]) == ["first", "second"]
