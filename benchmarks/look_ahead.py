@@ -31,7 +31,8 @@ class Settings(Runs):
 def look(was: Trainer, settings: Settings) -> dict[str, object]:
     learner, train = was.learner, was.train
     learner.part = train.batch
-    validation = Batches(was.validation.split, settings.validation, 0, train.device, train.reader).since(0)
+    split = was.validation.split
+    validation = Batches(split, settings.validation, 0, train.device, train.reader, middles=True).since(0)
     if (rate := was.rate(learner.steps)) <= 0:
         raise SystemExit("the run is finished, and its learning rate is 0; name one that is still training")
     alphas = {f"{multiple} × the learning rate": multiple * rate for multiple in MULTIPLES}
