@@ -314,6 +314,22 @@ def test_a_plan_is_told_and_nothing_is_begun(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_plan_says_what_it_cannot_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    methods = ["--methods", "baseline", "transfer-wrn-28-10", "metaaugment"]
+    cli.main(["reproduce", "cifar10-pyramidnet", *methods[:-1], "--seeds", "1", "--plan"])
+    run, count, waiting = capsys.readouterr().out.splitlines()
+    assert (run, count) == ("cifar10-pyramidnet baseline-seed0", "1 run to do")
+    assert waiting.startswith(
+        "cifar10-pyramidnet transfer-wrn-28-10-seed0 waits for the policy of cifar10-wrn-28-10 metaaugment-seed0; make "
+        "it with: metaaugment reproduce cifar10-wrn-28-10 --methods metaaugment --seeds 1"
+    )
+    cli.main(["reproduce", "cifar10-wrn-28-10", "cifar10-pyramidnet", *methods, "--seeds", "1", "--plan"])
+    assert "waits" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -75,14 +75,30 @@ def _check_number(name: str, value: int) -> None:
         raise ValueError(f"{name} is {value}; it must be a whole number of at least 1")
 
 
-def in_words(plan: Sequence[Work]) -> list[str]:
-    """A plan, line by line, with the time that kept runs of the same entry took."""
-    return [*map(_line, plan), f"{number_of('run', sum(isinstance(work, Job) for work in plan))} to do"]
+def in_words(plan: Sequence[Work], report: Path) -> list[str]:
+    """A plan, line by line, with the time that kept runs of the same entry took; then why others cannot begin."""
+    why = obstacles(plan, {work.folder for work in plan}, report)
+    begins = [work for work in plan if work not in why]
+    number = number_of("run", sum(isinstance(work, Job) for work in begins))
+    return [*map(_line, begins), f"{number} to do", *why.values()]
 
 
 def _line(work: Work) -> str:
     took = work.usual_time if isinstance(work, Job) else ""
     return f"{work}{', begun' if work.begun else ''}" + (f", about {took}" if took else "")
+
+
+def obstacles(waiting: Iterable[Work], own: Container[Path], report: Path) -> dict[Work, str]:
+    """Work that waits for something other than its turn, with the reason. `own`: folders of what is done beside it."""
+    why = {}
+    for work in waiting:
+        if work.busy:
+            why[work] = (
+                f"{work}: {run_folder.refusals(work.folder)[0]}; once that has ended, the same command keeps its result"
+            )
+        elif work.waits_for is not None and work.waits_for.folder not in own:
+            why[work] = f"{work} waits for the policy of {work.waits_for.made_by(report)}"
+    return why
 
 
 class Queue:
@@ -209,16 +225,7 @@ class Queue:
     def held_up(self, report: Path) -> dict[Work, str]:
         """Work that waits for something other than its turn, with the reason."""
         own = {job.folder for job in (*self.waiting, *self.failed, *self.unkept)}
-        why = {job: self._why_unkept(job) for job in self.unkept}
-        for job in self.waiting:
-            if job.busy:
-                why[job] = (
-                    f"{job}: {run_folder.refusals(job.folder)[0]}; once that has ended, the same command keeps its "
-                    "result"
-                )
-            elif job.waits_for is not None and job.waits_for.folder not in own:
-                why[job] = f"{job} waits for the policy of {job.waits_for.made_by(report)}"
-        return why
+        return {job: self._why_unkept(job) for job in self.unkept} | obstacles(self.waiting, own, report)
 
     def _stop(self) -> None:
         """Ask all trainings to stop after a checkpoint, and wait for them."""
