@@ -11,7 +11,7 @@ from rich.console import Console
 
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.run import as_it_was
-from metaaugment.training.machine import choose_device, machine
+from metaaugment.training.machine import choose_device, commit, machine
 from metaaugment.training.trainer import Trainer
 
 
@@ -29,5 +29,5 @@ class Runs:
             found[name] = look(as_it_was(run, Place(data=self.data, device=self.device), Console()))
             print(name, json.dumps(found[name], indent=1, ensure_ascii=False), flush=True)
         if self.out:
-            kept = {"machine": machine(choose_device(self.device)), **about, "runs": found}
+            kept = {"machine": machine(choose_device(self.device)), "commit": commit(), **about, "runs": found}
             self.out.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")

@@ -30,6 +30,7 @@ from metaaugment.hypergradient import (
     norm,
     step_length,
 )
+from metaaugment.training.machine import commit, machine
 
 LENGTHS = (1e-5, 1e-4, 1e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 PRECISIONS = ("float32", "tf32", "bf16") if torch.cuda.is_available() else ("float32", "bf16")
@@ -160,9 +161,9 @@ def main(settings: Settings) -> None:
             learner.step(*pick(0, 9_000), task, outer, validation)
         schedule.step()
     if settings.out:
-        settings.out.write_text(
-            json.dumps({"settings": {**vars(settings), "data": settings.data.name, "out": None}, **results}, indent=1)
-        )
+        about = {"machine": machine(device), "commit": commit()}
+        about |= {"settings": {**vars(settings), "data": settings.data.name, "out": None}}
+        settings.out.write_text(json.dumps({**about, **results}, indent=1))
 
 
 if __name__ == "__main__":

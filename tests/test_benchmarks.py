@@ -44,8 +44,12 @@ def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def looked(name: str, unfinished: Path, tmp_path: Path, *args: object) -> dict[str, Any]:
-    benchmark(name, unfinished, *args, "--out", tmp_path / "found.json")
-    return json.loads((tmp_path / "found.json").read_text())["runs"]["unfinished"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("METAAUGMENT_COMMIT", "that it looked with")
+        benchmark(name, unfinished, *args, "--out", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["commit"] == "that it looked with"
+    return found["runs"]["unfinished"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
