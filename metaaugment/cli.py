@@ -353,7 +353,7 @@ def reproduce(
     if plan:
         if not names:
             raise ValueError("--plan needs the names of what is to be planned, such as table-3")
-        check(budget, at_once, where, report)
+        check(seeds, budget, epochs, at_once, where, report)
         print("\n".join(in_words(planned(find_rows(names), seeds, epochs, methods, where), report)))
     else:
         reproduce(find_rows(names), seeds, budget, epochs, methods, at_once, where, report, Patient(), worries)

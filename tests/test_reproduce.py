@@ -333,6 +333,8 @@ def test_a_plan_says_what_it_cannot_do(
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
+        (["--seeds", "0"], "--seeds is 0"),
+        (["--epochs", "0"], "--epochs is 0"),
         (["--budget", "25"], "--budget is '25'"),
         (["--at-once", "0"], "--at-once is 0"),
         (["--device", "toaster"], "toaster"),

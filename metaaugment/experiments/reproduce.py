@@ -44,8 +44,6 @@ def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequen
     What has begun comes first, and what the paper does not have comes last in its row. A folder that holds a different
     run or search is refused, and so is a policy of a different search.
     """
-    for name, value in (("--seeds", seeds), ("--epochs", 1 if epochs is None else epochs)):
-        _check_number(name, value)
     known = {entry.name for row in rows for entry in row.entries}
     if unknown := [name for name in entries if name not in known]:
         choices = ", ".join(sorted(known))
@@ -68,11 +66,6 @@ def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequen
         for work in (search, job) if isinstance(search := job.waits_for, Search) else (job,):
             in_order.setdefault(work.folder, work)
     return sorted(in_order.values(), key=lambda work: not work.begun)
-
-
-def _check_number(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} is {value}; it must be a whole number of at least 1")
 
 
 def in_words(plan: Sequence[Work], report: Path) -> list[str]:
@@ -256,10 +249,11 @@ def _try_writing(folder: Path) -> None:
         ) from None
 
 
-def check(budget: str | None, at_once: int | None, where: Where, report: Path) -> None:
+def check(seeds: int, budget: str | None, epochs: int | None, at_once: int | None, where: Where, report: Path) -> None:
     """Refuse, before hours of training and not after, what would keep a reproduction or its report from being made."""
-    if at_once is not None:
-        _check_number("--at-once", at_once)
+    for name, value in (("--seeds", seeds), ("--epochs", epochs), ("--at-once", at_once)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be a whole number of at least 1")
     if budget is not None:
         seconds_of(budget)
     choose_device(where.place.device)
@@ -286,7 +280,7 @@ def reproduce(
     worries: Worries | None = None,
 ) -> None:
     """Run what is missing, keep each result as a file, and write the report."""
-    check(budget, at_once, where, report)
+    check(seeds, budget, epochs, at_once, where, report)
     seconds = None if budget is None else seconds_of(budget)
     jobs = planned(rows, seeds, epochs, entries, where)
     report.parent.mkdir(parents=True, exist_ok=True)
