@@ -74,7 +74,7 @@ def load(file: Path, kind: str) -> dict[str, Any]:
     content = file.read_bytes()  # read once: the file may be replaced meanwhile
     try:
         tensors = safetensors.torch.load(content)
-        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
+        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__") or {}
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch lacks
         raise Damaged(file, f"is cut off or damaged ({error})") from None
     if "state" not in metadata or "sha256" not in metadata:

@@ -334,6 +334,12 @@ def test_a_header_that_claims_more_than_there_is_is_refused(content: bytes, file
         sealed.load(file, "test")
 
 
+def test_a_header_whose_metadata_are_null_is_refused(file: Path) -> None:
+    file.write_bytes(headed({"__metadata__": None, "t": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}) + b"x")
+    with pytest.raises(Damaged, match=f"^{file} is not a test file of metaaugment$"):
+        sealed.load(file, "test")
+
+
 def test_a_missing_file_and_a_folder_are_oserrors(file: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         sealed.load(file, "test")
