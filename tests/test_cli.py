@@ -1,5 +1,6 @@
 """The program as its users meet it: in a process of its own, through its output and exit status."""
 
+import json
 import os
 import re
 import subprocess
@@ -15,9 +16,11 @@ from metaaugment.report import operations
 
 from commands import program
 
+ROOT = Path(__file__).parent.parent
 
-def metaaugment(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    wide = {**os.environ, "COLUMNS": "200"}
+
+def metaaugment(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    wide = {**os.environ, "COLUMNS": "200", **environment}
     return subprocess.run(
         [sys.executable, "-m", "metaaugment", *args], capture_output=True, text=True, cwd=cwd, env=wide
     )
@@ -222,3 +225,16 @@ def test_show_names_the_command_for_a_policy_that_looks_at_labels(tmp_path: Path
 def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert program("--version") == 0
     assert capsys.readouterr().out == f"{ma.__version__}\n"
+
+
+def test_files_are_utf8_in_any_locale(tmp_path: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
+    policy = {"system": "faa", "source": "Jürgen’s", "space": "faa", "max_level": 1,
+              "sub_policies": [[["Invert", 1, None], ["Invert", 0.5, None]]]}  # fmt: skip
+    (tmp_path / "mine.json").write_text(json.dumps(policy, ensure_ascii=False), encoding="utf-8")
+    done = metaaugment("ops", "--policy", "mine.json", cwd=tmp_path, **ascii_only)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("mine.json: J?rgen?s")
+    done = metaaugment("reproduce", "--results", f"{ROOT}/results", "--report", "R.md", cwd=tmp_path, **ascii_only)
+    assert done.returncode == 0, done.stderr
+    assert "±" in (tmp_path / "R.md").read_text(encoding="utf-8")

@@ -39,7 +39,7 @@ def find(policy: Path | str) -> FoundPolicy:
     try:
         if file.is_char_device():
             raise ValueError("it is a device, not a file")
-        values = json.loads(file.read_text())
+        values = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
     except UnicodeDecodeError:
@@ -63,7 +63,7 @@ def find(policy: Path | str) -> FoundPolicy:
 
 def search_of(policy: Path | str) -> Mapping[str, Any]:
     """What the file of a policy says of the search that found it, such as its recipe and data; empty if nothing."""
-    search = None if str(policy) in PUBLISHED else json.loads(Path(policy).read_text()).get("search")
+    search = None if str(policy) in PUBLISHED else json.loads(Path(policy).read_text(encoding="utf-8")).get("search")
     return search if isinstance(search, dict) else {}
 
 

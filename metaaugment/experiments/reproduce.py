@@ -298,7 +298,7 @@ def reproduce(
         try:
             if found:  # an empty report would replace an existing one
                 text = results.markdown(where.results)
-                write_atomically(report, lambda part: part.write_text(text))
+                write_atomically(report, lambda part: part.write_text(text, encoding="utf-8"))
         except (OSError, ValueError) as error:  # must not hide an interruption
             unwritten = error
         left, took = queue.left, duration(time.monotonic() - began)

@@ -17,7 +17,7 @@ def write_json(file: Path, value: Mapping[str, Any]) -> None:
 
 def read_json(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text())
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise damaged(file, f"it is not valid JSON ({error})") from None
     if not isinstance(value, dict):
