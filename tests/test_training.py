@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -375,6 +376,21 @@ def test_whoever_copied_the_code_may_say_its_commit(monkeypatch: pytest.MonkeyPa
     """Also where there is a repository: files of a later commit may have been copied over it."""
     monkeypatch.setenv("METAAUGMENT_COMMIT", "a1")
     assert machine.commit() == "a1"
+
+
+def test_a_process_keeps_the_commit_of_the_code_that_it_has_loaded(tmp_path: Path) -> None:
+    """Runs of one long process were said to be of commits that were made beside it."""
+    shutil.copytree(Path(machine.__file__).parents[1], tmp_path / "metaaugment")
+    git = "git -c user.name=a -c user.email=a@b"
+    subprocess.run(f"git init -q && git add . && {git} commit -qm first", shell=True, cwd=tmp_path, check=True)
+    asks = f"""
+import os
+from metaaugment.training.machine import commit
+first = commit()
+assert first and os.system("{git} commit -qm second --allow-empty") == 0
+assert commit() == first
+"""
+    subprocess.run([sys.executable, "-c", asks], cwd=tmp_path, check=True)
 
 
 def test_a_checkpoint_from_before_that_record_is_continued(stopped: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -59,8 +60,12 @@ def commit() -> str | None:
 
     METAAUGMENT_COMMIT says it for code that was copied without its repository, or over another state of it.
     """
-    if said := os.environ.get("METAAUGMENT_COMMIT"):
-        return said
+    return os.environ.get("METAAUGMENT_COMMIT") or _checked_out()
+
+
+@cache
+def _checked_out() -> str | None:
+    """As it is when first asked for: a process keeps the code that it has loaded, whatever is committed later."""
     here = Path(__file__).parent
     git = ["git", "-C", str(here)]
     try:
