@@ -1298,15 +1298,20 @@ def two_results(folder: Path, **changes: object) -> None:
     """Two of one entry, the second changed; a value of None is left out."""
     source = json.loads((ROOT / "results" / "omniglot-wrn-40-2" / "baseline-seed0.json").read_text())
     (folder / "omniglot-wrn-40-2").mkdir()
-    for seed, changed in enumerate((source, source | {"seed": 1} | changes)):
+    for seed, changed in enumerate((source, of_seed(source, 1) | changes)):
         values = {key: value for key, value in changed.items() if value is not None}
         (folder / "omniglot-wrn-40-2" / f"baseline-seed{seed}.json").write_text(json.dumps(values))
+
+
+def of_seed(result: dict[str, Any], seed: int) -> dict[str, Any]:
+    return result | {"seed": seed, "recipe": result["recipe"] | {"seed": seed}}
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"epochs": 3}, "has 3 epochs, but the first file of its entry has 200"),
+        ({"epochs": 3}, "was trained with epochs 3, but the first file of its entry with 200"),
+        ({"precision": "float32"}, "was trained with precision float32, but the first file of its entry with bf16"),
         (
             {"held_back_accuracy": 0.5, "test_accuracy": None},
             "has a held_back_accuracy, but the first .* test_accuracy",
@@ -1330,6 +1335,7 @@ def test_what_makes_no_mean_is_refused_by_its_file(tmp_path: Path, changes: dict
     [
         ({"seed": 7}, "holds baseline with seed 7; rename it to match"),
         ({"entry": "randaugment"}, "holds randaugment with seed 1"),
+        ({"recipe": {"seed": 7}}, "says seed 1, but its recipe 7; move it away"),
         ({"recipe": {"lr": 3.0}}, "was trained with lr 3.0, but baseline has 0.1; move it away"),
     ],
 )
@@ -1364,7 +1370,7 @@ def test_a_result_in_the_folder_of_another_row_is_refused(tmp_path: Path, folder
 def test_no_mean_is_over_runs_under_different_policies(tmp_path: Path) -> None:
     two_results(tmp_path, policy_sha256="b")  # the first one does not say
     (folder,) = tmp_path.iterdir()
-    third = json.loads((folder / "baseline-seed1.json").read_text()) | {"seed": 2}
+    third = of_seed(json.loads((folder / "baseline-seed1.json").read_text()), 2)
     (folder / "baseline-seed2.json").write_text(json.dumps(third))
     results.markdown(tmp_path)
     (folder / "baseline-seed2.json").write_text(json.dumps(third | {"policy_sha256": "c"}))

@@ -74,6 +74,8 @@ def _check_named(file: Path, result: Result) -> None:
             "move it away"
         )
     recipe = result.get("recipe") or {}
+    if recipe.get("seed", result["seed"]) != result["seed"]:
+        raise ValueError(f"{file} says seed {result['seed']}, but its recipe {recipe['seed']}; move it away")
     if str(recipe.get("name")) in RECIPES:
         folder = folder_name(recipe["name"], recipe.get("epochs"))
         if file.parent.name != folder:
@@ -99,17 +101,18 @@ def _check_alike(file: Path, first: Result, result: Result) -> None:
     one, other = accuracy_key(result), accuracy_key(first)
     if one != other:
         raise ValueError(f"{file} has a {one}, but the first file of its entry has a {other}; move it away")
-    ours, theirs = result.get("recipe") or {}, first.get("recipe") or {}
+    ours, theirs = _settings(result), _settings(first)
     for key in sorted((ours.keys() & theirs.keys()) - {"seed", "policy"}):
         if ours[key] != theirs[key]:
             raise ValueError(
                 f"{file} was trained with {key} {ours[key]}, but the first file of its entry with {theirs[key]}; "
                 "move it away"
             )
-    if result["epochs"] != first["epochs"]:
-        raise ValueError(
-            f"{file} has {result['epochs']} epochs, but the first file of its entry has {first['epochs']}; move it away"
-        )
+
+
+def _settings(result: Result) -> dict[str, Any]:
+    """What a run was trained with; the earliest results have no recipe."""
+    return (result.get("recipe") or {}) | {key: result[key] for key in ("epochs", "precision") if key in result}
 
 
 def _check_policy(file: Path, results: Sequence[Result]) -> None:
