@@ -115,12 +115,26 @@ def test_what_is_said_of_the_results_follows_from_them() -> None:
     assert max(mean, key=mean.__getitem__) == "trivialaugment"
 
 
-def test_the_figures_of_the_demo_are_those_of_their_file() -> None:
-    accuracies = json.loads((ROOT / "results" / "digits" / "demo.json").read_text())["accuracies"]
-    shown = rows(README, "`make demo` trains on")
-    percent = [[100 * one for one in accuracies[name]] for name in ("baseline", "randaugment", "metaaugment")]
-    means = [f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}" for values in percent]
-    assert shown[means[0]] == means[1:]
+def of_the_demo(name: str) -> dict[str, str]:
+    accuracies = json.loads((ROOT / "results" / "digits" / name).read_text())["accuracies"]
+    percent = {name: [100 * one for one in values] for name, values in accuracies.items()}
+    return {name: f"{statistics.fmean(each):.2f} ± {statistics.stdev(each):.2f}" for name, each in percent.items()}
+
+
+def test_the_figures_of_the_demo_are_those_of_their_files() -> None:
+    told, longer = of_the_demo("demo.json"), of_the_demo("demo-600-epochs.json")
+    assert rows(README, "`make demo` trains on")[told["baseline"]] == [told["randaugment"], told["metaaugment"]]
+    said = " ".join(README.split())
+    assert f"three seeds gave {longer['metaaugment']} (MetaAugment) against {longer['randaugment']} (" in said
+
+
+def test_how_sample_aware_the_example_is_follows_from_its_file() -> None:
+    found = json.loads((ROOT / "results" / "examples" / "sample-aware.json").read_text())["figures"]
+    assert [figure["seed"] for figure in found] == list(range(9))
+    areas = [figure["sample_aware"] for figure in found]
+    (chosen, others) = (f"{min(part):.2f} to {max(part):.2f}" for part in (areas[:3], areas[3:]))
+    said = " ".join(README.split())
+    assert f"AUC {chosen} on the three seeds of the test, and {others} on six seeds that were not used" in said
 
 
 def figures(name: str) -> list[dict[str, Any]]:
