@@ -23,11 +23,11 @@ class Runs:
     out: Path | None = None
 
     def each(self, look: Callable[[Trainer], dict[str, object]], **about: Any) -> None:
-        found = {}
+        found, code = {}, commit()
         for run in self.runs:
             name = run.name if sum(run.name == other.name for other in self.runs) == 1 else str(run)
             found[name] = look(as_it_was(run, Place(data=self.data, device=self.device), Console()))
             print(name, json.dumps(found[name], indent=1, ensure_ascii=False), flush=True)
         if self.out:
-            kept = {"machine": machine(choose_device(self.device)), "commit": commit(), **about, "runs": found}
+            kept = {"machine": machine(choose_device(self.device)), "commit": code, **about, "runs": found}
             self.out.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")

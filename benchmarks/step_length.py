@@ -149,7 +149,7 @@ def main(settings: Settings) -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(task, settings.steps)
     validation = iter(lambda: pick(9_000, 10_000), None)
     stages = {0: "start", settings.steps // 2: "midway", settings.steps: "end"}
-    results = {}
+    results, code = {}, commit()
     for step in range(settings.steps + 1):
         if step in stages:
             batches = [(*pick(0, 9_000), *pick(9_000, 10_000)) for _ in range(settings.moments)]
@@ -161,7 +161,7 @@ def main(settings: Settings) -> None:
             learner.step(*pick(0, 9_000), task, outer, validation)
         schedule.step()
     if settings.out:
-        about = {"machine": machine(device), "commit": commit()}
+        about = {"machine": machine(device), "commit": code}
         about |= {"settings": {**vars(settings), "data": settings.data.name, "out": None}}
         settings.out.write_text(json.dumps({**about, **results}, indent=1))
 

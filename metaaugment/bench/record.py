@@ -54,7 +54,8 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def check_new(file: Path | None) -> None:
-    """Refuse to overwrite the figures of another bench, before minutes of measuring."""
+    """Refuse to overwrite the figures of another bench, before minutes of measuring; note the commit of the code."""
+    commit()
     if file is not None and file.exists():
         raise ValueError(f"--out is {file}, which exists already; choose another name, or remove it")
 
