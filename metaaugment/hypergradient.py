@@ -217,12 +217,27 @@ def unhooked(parameters: Sequence[Tensor]) -> Iterator[None]:
 
 def hooked(gradient: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
     """The gradient as hooks on its parameters change it: one may clip it, or mask what is not to be trained."""
-    changed = list(gradient)
+    return [_hooked(g, w) for g, w in zip(gradient, parameters, strict=True)]
+
+
+def _hooked(gradient: Tensor, w: Tensor) -> Tensor:
+    for hook in (w._backward_hooks or {}).values():
+        result = hook(gradient)
+        gradient = gradient if result is None else result
+    return gradient
+
+
+def back_through_hooks(v: Gradient, gradient: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """v by the chain rule through what the hooks did to this gradient, which is not what they would do to v."""
+    back = list(v)
     for place, w in enumerate(parameters):
-        for hook in (w._backward_hooks or {}).values():
-            result = hook(changed[place])
-            changed[place] = changed[place] if result is None else result
-    return changed
+        if w._backward_hooks:
+            with torch.enable_grad():
+                given = gradient[place].detach().requires_grad_()
+                changed = _hooked(given.clone(), w)
+            known = changed.requires_grad
+            back[place] = torch.autograd.grad(changed, given, v[place])[0] if known else torch.zeros_like(given)
+    return back
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from metaaugment.hypergradient import (
     ROUTES,
     Pass,
     at_expectation,
+    back_through_hooks,
     filled,
     hooked,
     moved,
@@ -316,10 +317,11 @@ class Learner:
         return own, g
 
     def gradient_ahead(self, seen: Observation, g: list[Tensor], images: Tensor, labels: Tensor) -> list[Tensor]:
-        """∇ L_val at ŵ = w − α g."""
+        """∇ L_val at ŵ = w − α g, where g is what hooks on w make of it."""
         w = list(self.w.values())
         with moved(w, hooked(g, w), -self.alpha.detach()):
-            return self._validation_gradient(seen.replay, images, labels)
+            v = self._validation_gradient(seen.replay, images, labels)
+        return back_through_hooks(v, g, w)
 
     def validation_gradient(self, images: Tensor, labels: Tensor) -> list[Tensor]:
         """∇ L_val at w itself, one tensor per parameter, with batch statistics as in training; leaves no trace."""
@@ -505,7 +507,7 @@ class Learner:
                 own = filled(weighted_gradient(losses, mean, self.w, retain_graph=False), w)
                 v = list(torch._foreach_add(v, own)) if v else own
         add_up(v)
-        return hooked(v, w)
+        return v
 
     def _parts(self, n: int, count: Tensor) -> list[slice]:
         """The parts of this process's share of a validation batch: each of m parts takes every m-th image of the global
