@@ -1311,7 +1311,6 @@ def of_seed(result: dict[str, Any], seed: int) -> dict[str, Any]:
     ("changes", "sentence"),
     [
         ({"epochs": 3}, "was trained with epochs 3, but the first file of its entry with 200"),
-        ({"precision": "float32"}, "was trained with precision float32, but the first file of its entry with bf16"),
         (
             {"held_back_accuracy": 0.5, "test_accuracy": None},
             "has a held_back_accuracy, but the first .* test_accuracy",
@@ -1343,6 +1342,11 @@ def test_a_result_under_another_name_is_refused(tmp_path: Path, changes: dict[st
     two_results(tmp_path, **{"entry": "baseline", **changes})
     with pytest.raises(ValueError, match=rf"baseline-seed1\.json {sentence}"):
         results.markdown(tmp_path)
+
+
+def test_a_mean_over_runs_of_different_machines_and_precisions_names_them(tmp_path: Path) -> None:
+    two_results(tmp_path, precision="float32", machine={"hardware": "2 cores, x86_64"})
+    assert "| 2 cores, x86_64, float32; NVIDIA H200, bf16 |" in results.markdown(tmp_path)
 
 
 def test_no_mean_is_over_runs_with_different_settings(tmp_path: Path) -> None:
@@ -1424,5 +1428,5 @@ def test_a_killed_training_is_told_by_its_signal(tmp_path: Path, monkeypatch: py
 def test_text_of_a_file_stays_in_its_cell(tmp_path: Path) -> None:
     two_results(tmp_path, machine={"hardware": "one|two\n\n# three"})
     (line,) = (line for line in results.markdown(tmp_path).splitlines() if line.startswith("| baseline |"))
-    assert r"| NVIDIA H200, one\|two # three |" in line
+    assert r"| NVIDIA H200, bf16; one\|two # three, bf16 |" in line
     assert line.replace(r"\|", "").count("|") == 10  # nine cells

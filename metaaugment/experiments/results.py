@@ -112,7 +112,7 @@ def _check_alike(file: Path, first: Result, result: Result) -> None:
 
 def _settings(result: Result) -> dict[str, Any]:
     """What a run was trained with; the earliest results have no recipe."""
-    return (result.get("recipe") or {}) | {key: result[key] for key in ("epochs", "precision") if key in result}
+    return (result.get("recipe") or {}) | {"epochs": result["epochs"]}
 
 
 def _check_policy(file: Path, results: Sequence[Result]) -> None:
@@ -250,11 +250,17 @@ def _table(row: str, entries: dict[str, list[Result]]) -> list[str]:
             str(results[0]["epochs"]),
             duration(statistics.mean(result["seconds"] for result in results)) + beside,
             f"{statistics.mean(result['images_per_second'] for result in results):,.0f}",
-            ", ".join(sorted({str(result["machine"]["hardware"]) for result in results})),
+            "; ".join(sorted(set(map(_where, results)))),
             ", ".join(sorted({_short(commit) for r in results for commit in single(r["commit"])})),
         )
         rows.append(cells)
     return _lines(header, rows)
+
+
+def _where(result: Result) -> str:
+    """The machine and, but for the earliest results, which do not say it, the precision."""
+    hardware = str(result["machine"]["hardware"])
+    return f"{hardware}, {result['precision']}" if "precision" in result else hardware
 
 
 def _short(commit: str) -> str:
