@@ -429,6 +429,15 @@ def test_words_name_the_extreme_pairs() -> None:
     assert words == "most drawn Rotate then Color 2.98; least drawn Identity then AutoContrast 0.50"
 
 
+def test_the_highest_alpha_is_below_the_edge_of_its_panel(tmp_path: Path) -> None:
+    """The axis begins at 0: a margin of the values' own range, which may be small, would be none of it."""
+    run = runs.read(write_run(tmp_path / "run", [row(epoch, alpha=0.1 + 1e-4 * epoch) for epoch in range(1, 5)]))
+    picture = curves.over_epochs(comparison.groups([run]), "alpha")
+    low, high = picture.figure.axes[0].get_ylim()
+    assert low == 0
+    assert high > 1.04 * 0.1004
+
+
 def test_curves_say_their_course(tmp_path: Path) -> None:
     losses = [2.0, 0.25, None, 0.5]
     write_run(tmp_path / "run", [row(epoch, val_loss=loss) for epoch, loss in enumerate(losses, 1)])

@@ -67,6 +67,8 @@ def over_epochs(together: Sequence[Group], key: str, legend: bool = True) -> Pic
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
     if key == "alpha":
+        axes.update_datalim([(0, 0)], updatex=False)  # first, so that the margin above is one of the whole range
+        axes.autoscale_view(scalex=False)
         axes.set_ylim(bottom=min(0, *everything) if everything else 0)
     if key in SHARES:
         axes.set_ylim(0, 1.04)
