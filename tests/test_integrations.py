@@ -323,6 +323,40 @@ def test_timms_loss_of_weighted_targets_is_the_weighted_loss(smoothing: float) -
     assert targets.sum().item() == pytest.approx(N, abs=1e-4)
 
 
+LOSSES: dict[str, Callable[[], Callable[..., Tensor]]] = {
+    "binary": lambda: library("timm.loss").BinaryCrossEntropy(),
+    "binary, with a threshold": lambda: library("timm.loss").BinaryCrossEntropy(target_threshold=0.2),
+    "asymmetric": lambda: library("timm.loss").AsymmetricLossMultiLabel(),
+    "smoothed again": lambda: torch.nn.CrossEntropyLoss(label_smoothing=0.1),
+    "squared": lambda: torch.nn.MSELoss(),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_is_not_linear_in_weighted_targets_is_refused(name: str) -> None:
+    """Its gradient is not that of the weighted mean of what the samples' own targets give."""
+    mixup_fn = PolicyMixup(learned(), *IMAGENET, num_classes=CLASSES)
+    _, targets = mixup_fn(Normalization(*IMAGENET)(photos()), torch.arange(N) % CLASSES)
+    weights, logits, loss_fn = targets.sum(1), torch.randn(N, CLASSES, requires_grad=True), LOSSES[name]()
+    plain = targets.as_subclass(Tensor)
+    parts = [loss_fn(one[None], target[None] / w) * w for one, target, w in zip(logits, plain, weights, strict=True)]
+    meant, found = (
+        torch.autograd.grad(loss, logits)[0] for loss in (torch.stack(parts).mean(), loss_fn(logits, plain))
+    )
+    assert not torch.allclose(found / found.norm(), meant / meant.norm(), rtol=0.01)
+    with pytest.raises(ValueError, match=r"only a loss that is linear in them takes; use timm\.loss\.SoftTargetCross"):
+        loss_fn(logits, targets)
+
+
+def test_a_loss_of_weighted_targets_is_a_plain_tensor() -> None:
+    mixup_fn = PolicyMixup(learned(), *IMAGENET, num_classes=CLASSES)
+    inputs, targets = mixup_fn(Normalization(*IMAGENET)(photos()), torch.arange(N) % CLASSES)
+    logits = small_network()(inputs)
+    own, torchs = library("timm.loss").SoftTargetCrossEntropy(), torch.nn.CrossEntropyLoss()
+    assert type(own(logits, targets)) is Tensor
+    torch.testing.assert_close(torchs(logits, targets), own(logits, targets))
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
 def test_targets_are_timms(smoothing: float) -> None:
     """On, off, type and device as of its Mixup with nothing mixed; where --mixup-off-epoch came, nothing else is."""

@@ -1,8 +1,10 @@
 """A learned policy in place of timm's `mixup_fn`: a sample's weight scales its target."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -20,7 +22,8 @@ class PolicyMixup:
 
     Images are normalised, as timm's loader yields them; they are converted back to pixels for the policy.
     Cross-entropy is linear in the target: targets are one-hot, smoothed as in timm, times n·V, so that the mean of
-    `SoftTargetCrossEntropy` is Σ V_i L_i. This holds for no other loss of timm. With several processes, whose
+    `SoftTargetCrossEntropy` is Σ V_i L_i. This holds for no other loss of timm; those that take such targets, as its
+    `BinaryCrossEntropy` does, are refused. With several processes, whose
     gradients are averaged, n counts the images of all of them.
 
     timm's own script calls a `mixup_fn` only with --no-prefetcher, and then needs `SoftTargetCrossEntropy` as its loss;
@@ -54,7 +57,33 @@ class PolicyMixup:
         if not self.mixup_enabled:
             return images, targets
         images, weights = self.policy.augment(images, labels)
-        return images, targets * (weights * len(images) * world_size())[:, None]
+        return images, (targets * (weights * len(images) * world_size())[:, None]).as_subclass(WeightedTargets)
+
+
+class WeightedTargets(Tensor):
+    """One-hot targets times weights, up to several; refused by what is not linear in a target, which would ignore how
+    much its sample counts. What is computed from them is a plain tensor."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in NOT_LINEAR or kwargs.get("label_smoothing"):
+            raise ValueError(
+                "PolicyMixup's targets are scaled by the weights of samples, which only a loss that is linear in them "
+                "takes; use timm.loss.SoftTargetCrossEntropy (no --bce-loss, smoothing by label_smoothing= of "
+                "PolicyMixup)"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+
+# Losses, and what losses do with a target: 1 − target, and a threshold.
+NOT_LINEAR = {
+    F.binary_cross_entropy_with_logits, F.binary_cross_entropy, F.mse_loss, F.l1_loss, F.smooth_l1_loss,
+    F.huber_loss, Tensor.__rsub__, Tensor.gt, Tensor.__gt__,
+}  # fmt: skip
 
 
 def one_hot(labels: Int[Tensor, " n"], num_classes: int, smoothing: float) -> Float[Tensor, "n classes"]:
