@@ -46,7 +46,7 @@ def look(was: Trainer, settings: Settings) -> dict[str, object]:
         _, g = learner.inner_gradient(seen, retain_graph=False)
         for name, alpha in alphas.items():
             learner.alpha.data.fill_(alpha)
-            v = learner.gradient_ahead(seen, g, *ahead)
+            v, _ = learner.gradient_ahead(seen, g, *ahead)
             alignment[name].append(learner.alignment(seen, v).double().cpu())
         losses.append(seen.losses.detach().double().cpu())
     loss = torch.cat(losses)

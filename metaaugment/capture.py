@@ -71,6 +71,7 @@ class CapturedStep:
             kept.copy_(new)
         graph.replay()
         self.learner.steps += 1
+        self.learner.alpha_watch.see(self.learner.alpha, self.learner.steps)
         return seen
 
     def _warm_up(self, batch: tuple[Tensor, ...]) -> Observation:

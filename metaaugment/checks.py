@@ -1,5 +1,6 @@
 """What a learner refuses: wrong parts, mini-batches, logits, labels and losses, each with the way out."""
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -54,16 +55,31 @@ def check_parts(
 def check_optimizers(
     task: Optimizer, policy: Optimizer | None, w: Iterable[nn.Parameter], theta: Iterable[nn.Parameter]
 ) -> None:
-    """Refuse optimizers in the wrong order. Parameters of neither side, such as master copies, decide nothing."""
+    """Refuse optimizers that cannot make a step of ours, and those in the wrong order.
+
+    Parameters of neither side, such as master copies, decide nothing.
+    """
     sides = {id(parameter) for parameter in w}, {id(parameter) for parameter in theta}
     for name, optimizer, (mine, others) in (("task", task, sides), ("policy", policy, sides[::-1])):
         groups = getattr(optimizer, "param_groups", ())
         has = {id(parameter) for group in groups for parameter in group["params"]}
+        if _wants_closure(optimizer):
+            raise ValueError(
+                f"the {name} optimizer is {type(optimizer).__name__}, whose step computes losses itself; use one that "
+                "follows the gradient that it is given, such as SGD or AdamW"
+            )
         if has & others and not has & mine:
             raise ValueError(
                 f"the {name} optimizer has the other one's parameters; give the task network's optimizer first, "
                 "then the one for learner.policy_parameters()"
             )
+
+
+def _wants_closure(optimizer: object) -> bool:
+    """Whether its step cannot be called without a function that computes the loss anew, as that of LBFGS."""
+    step = getattr(optimizer, "step", None)
+    closure = inspect.signature(step).parameters.get("closure") if inspect.ismethod(step) else None
+    return closure is not None and closure.default is closure.empty
 
 
 def next_batch(batches: Iterator[Batch]) -> Batch:
@@ -96,6 +112,11 @@ def check_batch(images: Tensor, labels: Tensor, device: torch.device, what: str)
         raise ValueError(f"the {what} batch is empty; give at least one image")
     if len(images) != len(labels):
         raise ValueError(f"{len(images)} {what} images but {len(labels)} labels; give each image one")
+    if labels.ndim > 2:
+        raise ValueError(
+            f"the {what} labels have shape {list(labels.shape)}, as masks have; transformations move images, but no "
+            f"masks, so a label is one number or one row per image: [{len(labels)}], or [{len(labels)}, classes]"
+        )
 
 
 def check_logits(logits: Tensor) -> None:
@@ -144,7 +165,10 @@ def check_labels(logits: Tensor, labels: Tensor, what: str) -> None:
 
 def check_losses(losses: Tensor, labels: Tensor, what: str) -> None:
     if losses.shape != labels.shape[:1]:
+        way = "reduction='none'"
+        if losses.ndim > 1 and len(losses) == len(labels):
+            way = "take its .mean(1)" if losses.ndim == 2 else "take its .flatten(1).mean(1)"
         raise ValueError(
             f"the loss has shape {tuple(losses.shape)} for {len(labels)} {what} samples; "
-            "it must give one number per sample (reduction='none')"
+            f"it must give one number per sample ({way})"
         )

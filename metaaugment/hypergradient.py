@@ -6,9 +6,9 @@ of the vector of sample losses at w:
     Eq. 2    g = Jᵀ V(θ),   ŵ = w − α g
     Eq. 3    s = J v   with   v = ∇ L_val(ŵ)
 
-and −α Σ V_i(θ) s_i, with s held fixed, has the exact gradient of L_val(ŵ(θ, α)) in θ and α. The *alignment* s_i is the
-inner product of ∇L_i(w) and ∇L_val(ŵ). As V is normalized, a sample gains weight if its gradient agrees with that of
-the validation loss more than the others' do.
+and −α Σ V_i(θ) s_i, with s held fixed, has the exact gradient of L_val(ŵ(θ, α)) in θ; that in α is −⟨g, v⟩. The
+*alignment* s_i is the inner product of ∇L_i(w) and ∇L_val(ŵ). As V is normalized, a sample gains weight if its gradient
+agrees with that of the validation loss more than the others' do.
 
 Three routes lead to s, each a function of the same arguments. `difference` is the fast one, `forward` the exact one,
 and `unrolled` the slow and obvious one that the others are tested against.
@@ -82,9 +82,26 @@ def filled(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> l
     return [torch.zeros_like(w) if g is None else g for w, g in zip(parameters, gradient, strict=True)]
 
 
-def outer_loss(alpha: Tensor, weights: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
-    """Eq. 3: its gradient in θ and α is that of L_val(ŵ(θ, α)), the alignment being held fixed."""
-    return -alpha * (weights * alignment.detach()).sum()
+def outer_loss(
+    alpha: Tensor, weights: Float[Tensor, " n"], alignment: Float[Tensor, " n"], along: Tensor | float
+) -> Tensor:
+    """Eq. 3: its gradient in θ and α is that of L_val(ŵ(θ, α)), the alignment and `along`, ⟨g, v⟩, being held fixed.
+
+    Not α's by the alignment, too: a hook on a parameter may clip g, and s is taken back through what it does, which is
+    not what it makes of g.
+    """
+    return -alpha.detach() * (weights * alignment.detach()).sum() - alpha * along
+
+
+def inner(one: Gradient, other: Gradient) -> Tensor:
+    """⟨one, other⟩ over all parameters; of complex ones the real part."""
+    return _flat(one).dot(_flat(other))
+
+
+def _flat(gradient: Gradient) -> Float[Tensor, " w"]:
+    parts = [torch.view_as_real(part) if part.is_complex() else part for part in gradient]
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    return flat.to(torch.promote_types(flat.dtype, torch.float32))
 
 
 # -- three routes to the alignment s = J v -----------------------------------------------------------------------------

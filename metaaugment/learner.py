@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from metaaugment import checks
+from metaaugment.alpha import AlphaWatch
 from metaaugment.checks import Batch, check_batch, next_batch, short
 from metaaugment.distributed import add_up, agree, bare, drawn, is_compiled, rank, share, total, world_size
 from metaaugment.embedding import embed
@@ -25,6 +27,7 @@ from metaaugment.hypergradient import (
     back_through_hooks,
     filled,
     hooked,
+    inner,
     moved,
     norm,
     not_compiled,
@@ -38,7 +41,7 @@ from metaaugment.ops import Space, find_space
 from metaaugment.policy import check_outputs, evidence, is_blind, normalizes, objective_of, weigh
 from metaaugment.replay import Replay, capturing, copied_buffers, precisions, seeded, undisturbed, unwritten
 from metaaugment.sampler import Sampler, check_count
-from metaaugment.transformation import Transformation, apply
+from metaaugment.transformation import Transformation, apply, check_range
 
 PARTS = ("policy", "extractor", "sampler")
 
@@ -136,6 +139,7 @@ class Learner:
         self.alpha = nn.Parameter(torch.tensor(alpha, dtype=single, device=self.device))
         self.steps = 0
         self.guard = FiniteGuard(self.device)
+        self.alpha_watch = AlphaWatch(alpha, self.device)
         self._checked: set[str] = set()
         self._coarsest = max((w.dtype for w in self.w.values()), key=lambda dtype: torch.finfo(dtype).eps)
         checks.check_parts(self.w, policy, extractor, self.loss, lagged, self.alpha.dtype)
@@ -146,6 +150,7 @@ class Learner:
     def observe(self, images: Tensor, labels: Tensor) -> Observation:
         """Algorithm 1, lines 4 and 5: draw transformations, augment, and compute losses and weights."""
         self._clamp_alpha()
+        self.alpha_watch.see(self.alpha, self.steps)
         self.guard.begin()
         seen = self._see(images, labels)
         self.sampler.record(seen.transformation, seen.outputs.detach(), seen.losses.detach())
@@ -158,9 +163,8 @@ class Learner:
         change, and no generator advances."""
         before = None if self.generator is None else self.generator.get_state()
         with seeded(self.device, seed), ExitStack() as stack:
-            for module in (bare(self.network), self.extractor, self.policy):
-                if module is not None:
-                    stack.enter_context(undisturbed(module))
+            for module in (bare(self.network), *self._judges()):
+                stack.enter_context(undisturbed(module))
             if self.generator is not None:
                 self.generator.manual_seed(seed)
             try:
@@ -176,12 +180,14 @@ class Learner:
             if self.copies > 1:
                 images, labels = images.repeat_interleave(self.copies, 0), labels.repeat_interleave(self.copies, 0)
             images = self.before(images) if self.before else images
+            if self.device.type != "cpu":  # there `apply` checks every batch, elsewhere it clamps
+                self._check_range(images, "training", "bring them there by before=, or in the loader")
             t = drawn(lambda n: self.sampler.sample(n, self.generator), len(images)).to(images.device)
             images = apply(images, t, self.space, self.fill)
             images = self.after(images) if self.after else images
             inputs = self.prepare(images)
         replay, judging = Replay(self.device), Replay(self.device, "policy")
-        buffers = copied_buffers(bare(self.network))
+        buffers, judges = copied_buffers(bare(self.network)), [copied_buffers(judge) for judge in self._judges()]
         refuse_cached_weights()
         with replay.first(), self.features.watched(), self._precision_noted(replay), self._frozen_unwritten():
             before = inputs._version
@@ -208,6 +214,7 @@ class Learner:
             replay=replay,
             buffers=buffers,
             judging=judging,
+            judges=judges,
             evidence=more,
             version=self._version(),
         )
@@ -227,7 +234,7 @@ class Learner:
         A gradient that is not finite is left out and counted in `skipped`. The network's parameters and buffers stay
         the same bit for bit, even after an exception.
         """
-        check_batch(images, labels, self.device, "validation")
+        self._check_validation(images, labels)
         if seen.alignment is not None:
             raise ValueError(
                 "the policy has had its gradient from this observation; observe again, or give policy_backward() all "
@@ -240,7 +247,7 @@ class Learner:
                 "both go through prepare="
             )
         own, g = self.inner_gradient(seen, retain_graph=not self.lagged)  # ŵ = w − α g is Eq. 2
-        v = self.gradient_ahead(seen, g, images, labels)  # ∇ L_val(ŵ)
+        v, along = self.gradient_ahead(seen, g, images, labels)  # ∇ L_val(ŵ), and ⟨g, v⟩
         if "repeatable" not in self._checked and not capturing(self.device):
             self._check_repeatable(seen)
         seen.alignment = self.alignment(seen, v)  # s = J v
@@ -248,7 +255,7 @@ class Learner:
             refuse_reentrant(seen.outputs)
         learned = self.policy_parameters()
         with torch.autocast(self.device.type, enabled=False):  # it would round the policy's backward pass
-            gradients = filled(torch.autograd.grad(self._outer_loss(seen), learned, allow_unused=True), learned)
+            gradients = filled(torch.autograd.grad(self._outer_loss(seen, along), learned, allow_unused=True), learned)
         add_up(gradients)
         if self.guard.passes(gradients):
             accumulate(learned, gradients)
@@ -316,16 +323,19 @@ class Learner:
         add_up(g)
         return own, g
 
-    def gradient_ahead(self, seen: Observation, g: list[Tensor], images: Tensor, labels: Tensor) -> list[Tensor]:
-        """∇ L_val at ŵ = w − α g, where g is what hooks on w make of it."""
+    def gradient_ahead(
+        self, seen: Observation, g: list[Tensor], images: Tensor, labels: Tensor
+    ) -> tuple[list[Tensor], Tensor]:
+        """v = ∇ L_val at ŵ = w − α g, where g is what hooks on w make of it, taken back through them; and ⟨g, v⟩."""
         w = list(self.w.values())
-        with moved(w, hooked(g, w), -self.alpha.detach()):
+        step = hooked(g, w)
+        with moved(w, step, -self.alpha.detach()):
             v = self._validation_gradient(seen.replay, images, labels)
-        return back_through_hooks(v, g, w)
+        return back_through_hooks(v, g, w), inner(step, v)
 
     def validation_gradient(self, images: Tensor, labels: Tensor) -> list[Tensor]:
         """∇ L_val at w itself, one tensor per parameter, with batch statistics as in training; leaves no trace."""
-        check_batch(images, labels, self.device, "validation")
+        self._check_validation(images, labels)
         return self._validation_gradient(Replay(self.device), images, labels)
 
     def alignment(self, seen: Observation, v: Sequence[Tensor]) -> Float[Tensor, " n"]:
@@ -367,8 +377,10 @@ class Learner:
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """θ, α, and the learned parameters of an extractor of the policy's own."""
-        own = [] if self.extractor is None else self.extractor.parameters()
-        return [p for p in (*self.policy.parameters(), *own, self.alpha) if p.requires_grad]
+        return [p for p in self._theta() if p.requires_grad]
+
+    def _theta(self) -> list[nn.Parameter]:
+        return [*chain.from_iterable(judge.parameters() for judge in self._judges()), self.alpha]
 
     @property
     def skipped(self) -> int:
@@ -430,13 +442,15 @@ class Learner:
         """α is a step size: an optimizer may take it below 0, but no update uses it there."""
         self.alpha.clamp_(min=0)
 
-    def _outer_loss(self, seen: Observation) -> Tensor:
-        """The loss that θ and α are learned by, given the alignment."""
+    def _outer_loss(self, seen: Observation, along: Tensor) -> Tensor:
+        """This process's part of the loss that θ and α are learned by, given the alignment and ⟨g, v⟩."""
         assert seen.alignment is not None
+        part = along if rank() == 0 else 0.0  # every process has the whole of it, and their gradients are summed
         objective = objective_of(self.policy)
         if objective is None:
-            return outer_loss(self.alpha, seen.weights, seen.alignment)
-        return outer_loss(self.alpha, seen.weights.detach(), seen.alignment) + objective(seen.outputs, seen.alignment)
+            return outer_loss(self.alpha, seen.weights, seen.alignment, part)
+        own = objective(seen.outputs, seen.alignment)
+        return outer_loss(self.alpha, seen.weights.detach(), seen.alignment, part) + own
 
     def _judge(self, features: Tensor, t: Transformation, more: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor]:
         """The policy's outputs P and weights V, in the policy's own precision."""
@@ -454,13 +468,19 @@ class Learner:
 
     @torch.no_grad()
     def _judge_again(self, seen: Observation) -> Tensor:
-        """The weights V of the policy as it is now, from the same draws of its layers and its extractor's."""
-        with seen.judging.again(), undisturbed(self.policy):
+        """The weights V of the policy as it is now, from the same draws of its layers and its extractor's, and from the
+        same buffers."""
+        with seen.judging.again(), ExitStack() as stack:
+            for judge, buffers in zip(self._judges(), seen.judges, strict=True):
+                stack.enter_context(undisturbed(judge, buffers))
             features, more = seen.features, seen.evidence
             if self.extractor is not None:
-                with undisturbed(self.extractor):
-                    features, more = self._extract(self.extractor, seen.inputs, seen.labels)
+                features, more = self._extract(self.extractor, seen.inputs, seen.labels)
             return self._judge(features, seen.transformation, more)[1]
+
+    def _judges(self) -> list[nn.Module]:
+        """What outputs and weights come from: the policy, and its own extractor if it has one."""
+        return [self.policy] if self.extractor is None else [self.policy, self.extractor]
 
     def _extract(self, extractor: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Features and evidence by an extractor of the policy's own."""
@@ -577,11 +597,18 @@ class Learner:
         """Whether these values are still to be checked: on a GPU only once, because the host has to wait for them."""
         return self.device.type != "cuda" or what not in self._checked
 
+    def _check_validation(self, images: Tensor, labels: Tensor) -> None:
+        check_batch(images, labels, self.device, "validation")
+        self._check_range(images, "validation", "leave normalization to prepare=, which they go through as they are")
+
+    def _check_range(self, images: Tensor, what: str, way: str) -> None:
+        if images.is_floating_point() and self._to_check(f"{what} images"):
+            check_range(images, f"the {what} images hold", f"they must lie in [0, 1]: {way}")
+            self._checked.add(f"{what} images")
+
     def check_optimizers(self, task: Optimizer, policy: Optimizer | None) -> None:
         """Refuse optimizers in the wrong order."""
-        own = [] if self.extractor is None else self.extractor.parameters()
-        theta = (*self.policy.parameters(), *own, self.alpha)
-        checks.check_optimizers(task, policy, bare(self.network).parameters(), theta)
+        checks.check_optimizers(task, policy, bare(self.network).parameters(), self._theta())
 
     @torch.no_grad()
     def _check_repeatable(self, seen: Observation) -> None:

@@ -25,6 +25,7 @@ class Observation:
     replay: Replay = field(repr=False)
     buffers: Buffers = field(repr=False)  # of the network, from before its pass
     judging: Replay = field(repr=False)  # of the policy, and of its own extractor
+    judges: list[Buffers] = field(repr=False)  # their buffers, from before their pass
     evidence: tuple[Tensor, ...] = field(repr=False)  # what else the policy sees
     version: int = field(repr=False)  # of the network's parameters
     alignment: Float[Tensor, " n"] | None = None  # s, on steps that update the policy

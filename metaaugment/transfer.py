@@ -45,6 +45,7 @@ from metaaugment.transformation import (
     apply,
     as_pixels,
     check_images,
+    check_range,
     check_transformation,
 )
 
@@ -81,6 +82,7 @@ class LearnedPolicy:
         self.sampler = FixedSampler(probabilities.detach())
         self.policy: FrozenPolicy | UniformPolicy = UniformPolicy()
         self.extractor: FrozenExtractor | None = None  # with p alone
+        self._in_range = False  # whether floating-point images have been seen, and were
         if policy is not None and extractor is not None:
             _check_finite("theta", policy.state_dict())
             if isinstance(policy, RegressingPolicy):
@@ -112,6 +114,9 @@ class LearnedPolicy:
         For a loader's workers, because weights need the whole mini-batch: with several processes, the global one.
         """
         self._check_images(images)
+        if images.is_floating_point() and not self._in_range:  # once: `as_pixels` clamps what is on a GPU
+            check_range(images)
+            self._in_range = True
         pixels = as_pixels(images)  # before anything is drawn, because it may refuse them
         transformation = drawn(lambda n: self.sample(n, generator), len(images)).to(images.device)
         pixels = apply(pixels, transformation, self.space, self.source.fill)

@@ -17,6 +17,7 @@ from metaaugment.ops import MAX_MAGNITUDE, OPS, Space, eager, find_space
 MAX_SIDE = 16_383
 INDEX_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ROUNDING = 1e-3  # of a floating-point image: a quarter of a grey level
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,11 +172,18 @@ def as_pixels(images: Tensor) -> UInt8[Tensor, "n c h w"]:
     """uint8 images as they are, and floating-point ones in [0, 1] as the uint8 images that they stand for."""
     if images.dtype == torch.uint8:
         return images
-    if images.device.type == "cpu":  # elsewhere the check would make the host wait; there values are clamped
-        good = (images >= 0) & (images <= 1)
-        way = "floating-point images lie in [0, 1]; normalise them after the transformation, in a learner by prepare="
-        _refuse(images, ~good, "images holds", way)
+    if images.device.type == "cpu":  # elsewhere the host would wait each time: whoever holds the batches checks once
+        check_range(images)
     return (images.float() * 255).round_().nan_to_num_().clamp_(0, 255).to(torch.uint8)
+
+
+def check_range(
+    images: Tensor,
+    what: str = "images holds",
+    way: str = "floating-point images lie in [0, 1]; normalise them after the transformation, in a learner by prepare=",
+) -> None:
+    """Refuse floating-point images outside of [0, 1], by more than the rounding of a resize; waits for the device."""
+    _refuse(images, ~((images >= -ROUNDING) & (images <= 1 + ROUNDING)), what, way)
 
 
 @cache

@@ -182,6 +182,29 @@ def test_processes_equal_one_in_every_way(world: int, tmp_path: Path) -> None:
     assert_equal_one(world, GRID + OTHERS, tmp_path)
 
 
+def clipped(rank: int, world: int, route: str, lagged: bool) -> dict[str, Tensor]:
+    """The gradients of θ and α in one step, where the norm of what w moves by is clipped."""
+    net, policy, _ = parts(Case())
+    for w in net.parameters():
+        w.register_hook(lambda g: g * (0.01 / g.norm()).clamp(max=1))
+    net = with_global_statistics(net) if world > 1 else net
+    generator = torch.Generator().manual_seed(2)
+    learner = ma.Learner(net, ma.UniformSampler(), policy, route=route, lagged=lagged, generator=generator)
+    data = torch.Generator().manual_seed(3)
+    learner.policy_backward(learner.observe(*batch(8, data)), *batch(10, data))
+    return {str(place): w.grad for place, w in enumerate(learner.policy_parameters()) if w.grad is not None}
+
+
+@pytest.mark.parametrize("lagged", [False, True])
+@pytest.mark.parametrize("route", ROUTES)
+def test_alpha_learns_under_clipping_hooks_as_in_one_process(route: str, lagged: bool, tmp_path: Path) -> None:
+    expected = clipped(0, 1, route, lagged)
+    assert expected[max(expected, key=int)].abs() > 1e-4, "α has a gradient"
+    for found in together(2, clipped, tmp_path / "together", route, lagged):
+        for key, gradient in expected.items():
+            torch.testing.assert_close(found[key], gradient, rtol=1e-6, atol=1e-9)
+
+
 # -- what may go wrong -------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ LAYERS = (
     ("training",),
     ("transfer", "policy_file", "source", "frozen"),
     ("baselines", "data", "networks", "sealed", "atomic"),
-    ("learner", "capture", "observation", "checks", "finite"),
+    ("learner", "capture", "observation", "checks", "finite", "alpha"),
     ("hypergradient", "policy", "sampler", "features", "replay", "batch_norm"),
     ("embedding", "transformation", "ops", "distributed", "seeds", "faults", "words", "version"),
 )

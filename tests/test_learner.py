@@ -6,6 +6,7 @@ import math
 import random
 import subprocess
 import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -509,6 +510,34 @@ def test_dropout_of_the_policy_is_replayed_too(own: bool) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+class Renormalized(nn.Module):
+    """Centers its input by a running mean that includes it, as batch renormalisation does in training."""
+
+    def __init__(self, inner: nn.Module, dim: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(dim))
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        self.mean.lerp_(x.detach().transpose(0, 1).flatten(1).mean(1), 0.1)
+        return self.inner(x - self.mean.view(-1, *[1] * (x.ndim - 2)), *more)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_buffers_that_a_policy_reads_and_writes_are_as_they_were_when_it_judges_again(own: bool) -> None:
+    """As long as θ has not moved, Eq. 4 has the weights first seen; and the buffers move once an iteration."""
+    policy = ma.PolicyNetwork(128)
+    extractor = Renormalized(small(), 3) if own else None
+    joint = learner(policy=policy if own else Renormalized(policy, 128), extractor=extractor)
+    seen = joint.observe(*data())
+    (moved,) = (state(module)["mean"] for module in (joint.policy, extractor) if isinstance(module, Renormalized))
+    joint.policy_backward(seen, *data())
+    torch.testing.assert_close(joint.weighted_loss(seen), (seen.weights * seen.losses).sum(), rtol=1e-7, atol=0)
+    assert moved.any()
+    assert torch.equal((extractor or joint.policy).mean, moved)
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
 @pytest.mark.parametrize("failing", [1, 2])
 def test_an_exception_in_a_pass_leaves_w_restored(failing: int, error: type[BaseException]) -> None:
@@ -875,6 +904,22 @@ MISTAKES = {
         lambda: learner(loss=nn.functional.cross_entropy).observe(*data()),
         r"the loss has shape \(\) for 16 training samples; it must give one number per sample",
     ),
+    "a loss of each class": (
+        lambda: learner(loss=lambda z, y: (z - y[:, None]).square()).observe(*data()),
+        r"the loss has shape \(16, 5\) for 16 training samples; it must give one number per sample \(take its .mean\(1",
+    ),
+    "masks": (
+        lambda: learner(loss=lambda z, y: z.mean(1) * y.double().mean((1, 2))).observe(data()[0], data()[0][:, 0]),
+        r"the training labels have shape \[16, 16, 16\], as masks have; transformations move images, but no masks",
+    ),
+    "masks of validation images": (
+        lambda: learner(loss=lambda z, y: z.mean(1)).validation_gradient(data()[0], data()[0][:, 0]),
+        r"the validation labels have shape \[16, 16, 16\], as masks have",
+    ),
+    "an optimizer that computes losses itself": (
+        lambda: (joint := learner()).step(*data(), torch.optim.LBFGS(joint.network.parameters())),
+        r"the task optimizer is LBFGS, whose step computes losses itself; use one that follows the gradient",
+    ),
     "labels of 32 bits": (
         lambda: learner().observe(data()[0], data()[1].int()),
         r"training labels are int32 \[16\]; they must be class numbers, int64 \[16\], or .* point \[16, 5\]",
@@ -943,6 +988,18 @@ MISTAKES = {
         ),
         r"the validation images are float32, but the training images uint8; give both the same dtype",
     ),
+    "validation images that are normalised already": (
+        lambda: (joint := learner(prepare=lambda x: (x - 0.5) / 0.25)).step(
+            data()[0] / 255, data()[1], *optimizers(joint), iter([(data()[0] / 127.5 - 1, data()[1])])
+        ),
+        r"the validation images hold -\S+; they must lie in \[0, 1\]: leave normalization to prepare=, which they go",
+    ),
+    "validation images that only before= would bring into range": (
+        lambda: learner(before=lambda x: (x + 1) / 2, prepare=lambda x: x).validation_gradient(
+            data()[0] / 127.5 - 1, data()[1]
+        ),
+        r"the validation images hold -\S+; they must lie in \[0, 1\]: leave normalization to prepare=",
+    ),
     "a validation batch of three": (
         lambda: (joint := learner()).step(*data(), *optimizers(joint), iter([(*data(), 0)])),  # type: ignore[list-item]
         r"a validation batch is a tuple of 3; it must be \(images, labels\)",
@@ -979,6 +1036,41 @@ def test_an_update_of_the_policy_after_that_of_the_network_is_refused() -> None:
     joint.weighted_loss(seen).backward()
     with pytest.raises(ValueError, match=r"used up the graph of this observation; call policy_backward\(\) before"):
         joint.policy_backward(seen, *data())
+
+
+@pytest.mark.gpu
+def test_images_out_of_range_are_refused_on_a_gpu_too() -> None:
+    """At the first step, and at the first update of the policy; there, `apply` clamps them."""
+    images, labels = (value.cuda() for value in data())
+    joint = learner(small().cuda(), policy=ma.PolicyNetwork(128).cuda(), prepare=lambda x: (x - 0.5) / 0.25)
+    with pytest.raises(ValueError, match=r"the training images hold -\S+; they must lie in \[0, 1\]: bring them there"):
+        joint.observe(images / 127.5 - 1, labels)
+    seen = joint.observe(images / 255, labels)
+    with pytest.raises(ValueError, match=r"the validation images hold -\S+; they must lie in \[0, 1\]: leave norm"):
+        joint.policy_backward(seen, images / 127.5 - 1, labels)
+
+
+@pytest.mark.parametrize(
+    ("dead", "told"),
+    [
+        ((8, 240), [108]),  # a hundred steps later, and once
+        ((110, 240), [210]),  # not before: until then, it may be the last third of the training
+        ((170, 240), []),  # in the last third α falls by itself
+        ((8, 90), []),  # it has come back
+    ],
+)
+def test_an_alpha_that_has_died_is_told_once(dead: tuple[int, int], told: list[int]) -> None:
+    joint, batch, found = learner(policy=ma.FeaturePolicy(128)), data(2), []
+    for step in range(240):
+        joint.alpha.data.fill_(1e-9 if dead[0] <= step < dead[1] else 0.1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            joint.observe(*batch)
+        found += [(step, str(warning.message)) for warning in caught]
+    assert [step for step, _ in found] == told
+    for _, message in found:
+        assert f"near 0 since step {dead[0]} (now 1e-09)" in message
+        assert "clip_grad_norm_(learner.policy_parameters()" in message
 
 
 def test_a_state_that_is_refused_changes_nothing() -> None:
@@ -1176,7 +1268,7 @@ def test_optimizers_of_other_kinds_are_none_of_our_business() -> None:
 @pytest.mark.parametrize("name", ["clue-policy", "exponential-label-policy", "rejecting-clue-policy"])
 def test_a_policy_that_sees_more_learns_by_the_same_equation(name: str, lagged: bool) -> None:
     """The gradient of the outer loss, by hand from what the observation holds."""
-    joint = learner(policy=build(name, 128, num_classes=CLASSES), lagged=lagged)
+    joint = learner(policy=build(name, 128, num_classes=CLASSES), lagged=lagged, route="forward")
     seen = joint.observe(*data())
     joint.policy_backward(seen, *data())
     assert seen.alignment is not None
@@ -1189,7 +1281,7 @@ def test_a_policy_that_sees_more_learns_by_the_same_equation(name: str, lagged: 
 
 
 def test_regression_learns_the_alignment_and_alpha_by_eq_3() -> None:
-    joint = learner(policy=build("regressing-exponential-policy-network", 128))
+    joint = learner(policy=build("regressing-exponential-policy-network", 128), route="forward")
     seen = joint.observe(*data())
     joint.policy_backward(seen, *data())
     s = seen.alignment

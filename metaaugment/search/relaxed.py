@@ -29,7 +29,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from metaaugment.baselines.found import Function
-from metaaugment.checks import check_batch
 from metaaugment.distributed import bare
 from metaaugment.hypergradient import at_expectation, moved, step_length
 from metaaugment.learner import Learner, accumulate
@@ -266,11 +265,11 @@ class RelaxedLearner(Learner):
 
     def policy_backward(self, seen: Observation, images: Tensor, labels: Tensor) -> None:
         """Add the gradient of the validation loss at ŵ to `.grad` of the policy, and theirs to its control variates."""
-        check_batch(images, labels, self.device, "validation")
+        self._check_validation(images, labels)
         assert isinstance(seen.transformation, RelaxedTransformation)
         draws = seen.transformation.draws
         inner, g = self.inner_gradient(seen, retain_graph=False)
-        v = self.gradient_ahead(seen, g, images, labels)
+        v, _ = self.gradient_ahead(seen, g, images, labels)
         seen.alignment, slope = self._along(seen, v)
         with torch.autocast(self.device.type, enabled=False):
             gradients = self.relaxed.gradients(-self.alpha * seen.alignment, -self.alpha * slope, draws)
