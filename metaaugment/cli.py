@@ -215,7 +215,8 @@ def show(
             "metaaugment export RUN FILE --sampler-only, or in Python with policy.sampler_only()"
         )
     generator = torch.Generator().manual_seed(seed)
-    print(save(photos.copies(photos.read(images, policy.source), policy, copies, generator), out))
+    pictures = photos.read(images, policy.source, **photos.as_learned(policy))
+    print(save(photos.copies(pictures, policy, copies, generator), out))
 
 
 def transfer(

@@ -626,6 +626,40 @@ def test_training_view_is_the_generators(tmp_path: Path) -> None:
     assert views[0].shape == (3, 8, 8)
 
 
+@pytest.mark.parametrize("area_min", [0.08, 0.5])
+def test_training_view_is_the_first_draw_that_fits(area_min: float, tmp_path: Path) -> None:
+    """A second route to the same pixels: area and ratio one by one, and the part as Pillow scales it."""
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 130, 3))
+    files = replace(save(tmp_path / "a.png", pixels), size=24, area_min=area_min)
+    shares = []
+    for seed in range(50):
+        draws = torch.rand(10, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).numpy()
+        areas = (area_min + (1 - area_min) * draws[:, 0]) * 90 * 130
+        ratios = np.exp(np.log(3 / 4) + draws[:, 1] * (np.log(4 / 3) - np.log(3 / 4)))
+        widths, heights = np.sqrt(areas * ratios).round(), np.sqrt(areas / ratios).round()
+        fitting = np.flatnonzero((widths <= 130) & (heights <= 90))
+        if not len(fitting):
+            continue
+        w, h = int(widths[fitting[0]]), int(heights[fitting[0]])
+        left, top = (draws[fitting[0], 2:] * (131 - w, 91 - h)).astype(int).tolist()
+        with Image.open(tmp_path / "a.png") as picture:
+            part = picture.resize((24, 24), Image.Resampling.BILINEAR, box=(left, top, left + w, top + h))
+        assert np.array_equal(files.image(0, torch.Generator().manual_seed(seed)).permute(1, 2, 0), np.asarray(part))
+        shares.append(w * h / (90 * 130))
+    assert len(shares) > 25
+    assert area_min - 0.01 < min(shares) < area_min + 0.1
+
+
+@pytest.mark.parametrize(("height", "width"), [(90, 130), (130, 90), (24, 24), (7, 300)])
+def test_with_an_area_of_1_training_and_evaluation_see_the_whole_image(height: int, width: int, tmp_path: Path) -> None:
+    """Both sides are scaled to the size; an image that has it already is left as it is."""
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    files = replace(save(tmp_path / "a.png", pixels), size=24, area_min=1.0)
+    expected = pixels if height == width else Image.fromarray(pixels).resize((24, 24), Image.Resampling.BILINEAR)
+    for view in (files.image(0), files.image(0, torch.Generator().manual_seed(0)), files[0][0]):
+        assert np.array_equal(view.permute(1, 2, 0), np.asarray(expected))
+
+
 @pytest.mark.parametrize(("width", "height"), [(1000, 10), (10, 1000)])
 def test_a_strip_gives_its_middle(width: int, height: int) -> None:
     """No part of a permitted shape has 8 % of it: 13 or 14 of its 1,000 pixels remain."""

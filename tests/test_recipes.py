@@ -250,6 +250,7 @@ IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("size", "per_class"), COUNT),
     "epsilon": (*SIZE, 1.001),
     "held_back": (*SIZE, 1.0),
+    "area_min": (*SIZE, 0.0, 1.001),
     "sharpness": (0.0, -1.0, 5.1, NAN),
     **dict.fromkeys(("method", "route"), ("nope", "")),
     **dict.fromkeys(("num_ops", "magnitude"), (3,)),  # of another method; test_baselines.py has the rest
@@ -296,6 +297,8 @@ def test_every_field_that_can_be_wrong_was_tried() -> None:
         {"momentum": 0.999, "policy_momentum": 0.999, "label_smoothing": 0.999, "epsilon": 1.0},
         {"clip": 1e-9, "policy_clip": 1e9, "warmup_epochs": 199},
         {"random_epochs": 100, "frozen_epochs": 99},
+        {"area_min": 1e-9},
+        {"area_min": 1.0},
         {"epochs": 1, "random_epochs": 0, "frozen_epochs": 0},
     ],
 )

@@ -7,13 +7,15 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import tyro
+from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 from safetensors import safe_open
@@ -22,10 +24,11 @@ from safetensors.torch import load_file, save_file
 import metaaugment as ma
 from metaaugment import OPS, sealed
 from metaaugment.baselines import published
-from metaaugment.data import omniglot
+from metaaugment.data import augment, omniglot
 from metaaugment.data.files import ImageFiles
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
+from metaaugment.report import photos
 from metaaugment.training import progress
 from metaaugment.words import duration
 
@@ -132,6 +135,66 @@ def test_the_policy_learns_from_validation_images_as_evaluation_sees_them(
     val = ma.dataset("folder", root, size=32).val
     assert isinstance(val, ImageFiles)
     assert learned_from == {val.image(place).numpy().tobytes() for place in range(len(val))}
+
+
+def test_with_an_area_of_1_a_run_sees_whole_images_from_training_to_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Digits became unrecognizable, in every method: of each file only a part was ever seen."""
+    root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20, "owl": 20})
+    normalization, seen = augment.normalization, set[bytes]()
+
+    def watched(*args: Any) -> augment.Augmentation:
+        prepare = normalization(*args)
+
+        def watch(images: torch.Tensor) -> torch.Tensor:
+            seen.update(image.numpy().tobytes() for image in images)
+            return prepare(images)
+
+        return watch
+
+    monkeypatch.setattr(augment, "normalization", watched)
+    flags = ("--method", "baseline", "--area-min", 1, "--no-flip", "--out", tmp_path / "run")
+    assert program("train", "folder", "--data", root, *FOLDER, *flags) == 0
+    whole = {
+        np.asarray(Image.open(file).resize((32, 32), Image.Resampling.BILINEAR)).transpose(2, 0, 1).tobytes()
+        for file in root.glob("*/*.png")
+    }
+    assert seen <= whole
+    assert len(seen) > 0.8 * len(whole)  # an epoch leaves out training images that do not fill a mini-batch
+
+
+def test_the_part_that_is_seen_belongs_to_a_run(tmp_path: Path, capsys: Captured) -> None:
+    """A run of before the setting is one of 8 % and more."""
+    root, out = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20}), tmp_path / "run"
+    assert program("train", "folder", "--data", root, *FOLDER, "--method", "baseline", "--out", out) == 0
+    again = ("train", "folder", "--data", root, "--workers", 0, "--resume", out)
+    values = json.loads((out / "recipe.json").read_text())
+    assert values.pop("area_min") == 0.08
+    (out / "recipe.json").write_text(json.dumps(values))
+    assert "--area-min is 1.0, but" in refused(capsys, *again, "--area-min", 1)
+    assert program(*again) == 0
+    assert program(*again, "--area-min", 0.08) == 0
+    network = tmp_path / "network.safetensors"
+    assert program("export", out, network, "--network") == 0
+    with safe_open(network, "pt") as opened:
+        assert opened.metadata()["area_min"] == "0.08"
+
+
+def test_show_sees_pictures_as_the_run_did_that_learned_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, shown = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20}), []
+    monkeypatch.setattr(photos, "copies", lambda images, *_: shown.append(images) or Figure())
+    for area_min in (0.08, 1.0):
+        out, file = tmp_path / f"run{area_min}", tmp_path / f"{area_min}.safetensors"
+        assert program("train", "folder", "--data", root, *FOLDER, "--area-min", area_min, "--out", out) == 0
+        assert program("export", out, file) == 0
+        assert program("show", file, root / "cat" / "000.png", "--out", tmp_path / f"{area_min}.png") == 0
+        val = ma.dataset("folder", root, size=32, area_min=area_min).val
+        assert isinstance(val, ImageFiles)
+        assert torch.equal(shown[-1][0], replace(val, names=("cat/000.png",)).image(0))
+    assert not torch.equal(*shown)
 
 
 def test_worker_processes_change_nothing(tmp_path: Path) -> None:

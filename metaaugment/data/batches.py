@@ -92,7 +92,7 @@ class Batches:
 
     With several processes, each gets its own part of every mini-batch; `batch` counts the images of all of them.
 
-    A split in memory should lie on the device. Files give random parts of their images, or with `middles` what
+    A split in memory should lie on the device. Files give what training sees of their images, or with `middles` what
     evaluation sees. A random part depends on the seed, the epoch and the file alone, so that neither the number of
     workers nor an interruption changes anything.
     """
@@ -220,7 +220,7 @@ _stacked_in_full = partial(_stacked, full=True)
 
 
 class _Views:
-    """Files by epoch and place: with a seed, another random part in each epoch; without one, the middle."""
+    """Files by epoch and place: with a seed, as training sees them in that epoch; without one, as evaluation does."""
 
     def __init__(self, split: ImageFiles, seed: int | None) -> None:
         self.split, self.seed = split, seed

@@ -2,11 +2,12 @@
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from metaaugment.data import cifar, digits, folder, omniglot
 from metaaugment.data.data_set import DataSet
+from metaaugment.data.files import AREA_MIN, ImageFiles
 from metaaugment.data.layout import Missing, data_root
 from metaaugment.data.progress import Progress, silent
 from metaaugment.data.splits import Split, Splits, split
@@ -61,7 +62,8 @@ class Entry:
 
     `locate` finds it under a root, or raises `Missing` (None: it has no place of its own). `sizes`: the sides in pixels
     that can be chosen, `size` the default. `held_out`: the default shares of validation and test images, if they can be
-    chosen. `how`: how to get it by its {name}, into a folder {root}.
+    chosen. `how`: how to get it by its {name}, into a folder {root}. `in_files`: whether its images stay in files, of
+    which parts are seen, instead of in memory.
     """
 
     title: str
@@ -73,6 +75,7 @@ class Entry:
     held_out: tuple[float, float] | None = None
     fill: Callable[[Sequence[float]], tuple[int, ...]] = mean_color
     archives: tuple[Archive, ...] = ()
+    in_files: bool = False
 
 
 TORONTO = "https://www.cs.toronto.edu/~kriz"
@@ -137,6 +140,7 @@ DATASETS: dict[str, Entry] = {
         size=folder.SIZE,
         sizes=range(8, MAX_SIDE + 1),
         held_out=folder.IMAGENET_HELD_OUT,
+        in_files=True,
     ),
     "folder": Entry(
         "folder",
@@ -146,6 +150,7 @@ DATASETS: dict[str, Entry] = {
         size=folder.SIZE,
         sizes=range(8, MAX_SIDE + 1),
         held_out=folder.HELD_OUT,
+        in_files=True,
     ),
 }
 
@@ -158,6 +163,7 @@ def dataset(
     size: int | None = None,
     per_class: int | None = None,
     held_out: tuple[float, float] | None = None,
+    area_min: float = AREA_MIN,
     progress: Progress = silent,
 ) -> DataSet:
     """A data set by its name, read from under `root` (default: $METAAUGMENT_DATA, else ~/.cache/metaaugment).
@@ -166,6 +172,8 @@ def dataset(
     `per_class`: number of training images per class, drawn by the seed; a class that has fewer keeps them all, and the
     other splits stay as they are.
     `held_out`: shares of validation and test images, for a folder without such splits.
+    `area_min`: of image files (imagenet, folder), the least share of an image's area in the random part that training
+    sees; with 1, training and evaluation see the whole image, both sides scaled to the size.
     """
     entry = find(name)
     if root is None and entry.locate is None:
@@ -177,6 +185,8 @@ def dataset(
         raise Refused("size", size, f"images of {entry.title} have {allowed}")
     if held_out is not None and entry.held_out is None:
         raise Refused("held_out", held_out, f"the splits of {entry.title} are fixed, so leave it out")
+    if not 0 < area_min <= 1:
+        raise Refused("area_min", area_min, "it must be above 0, and at most 1")
     try:
         read = entry.read(Request(where, seed, size, held_out or entry.held_out or (0, 0), progress))
     except Missing as missing:
@@ -187,10 +197,11 @@ def dataset(
         train = fewer(train, len(read.classes), per_class, seed)
         at_most = "" if len(train) == per_class * len(read.classes) else "at most "
         note = f"{note}; {at_most}{per_class} training images of each class kept"
+    train, val, test = (seen(part, area_min) for part in (train, read.val, read.test))
     mean, std = train.statistics()
     # A constant channel becomes zero instead of being divided by zero.
     std = tuple(value or 1.0 for value in std)
-    return DataSet(name, train, read.val, read.test, read.classes, mean, std, entry.fill(mean), note)
+    return DataSet(name, train, val, test, read.classes, mean, std, entry.fill(mean), note)
 
 
 def find(name: str) -> Entry:
@@ -205,6 +216,11 @@ def way_out(name: str, root: Path, missing: Missing) -> str:
     if not DATASETS[name].archives:
         return how
     return f"move {missing.where} away and get it again: {how}" if missing.incomplete else f"get it: {how}"
+
+
+def seen(part: Split, area_min: float) -> Split:
+    """Image files, to be seen this way; images in memory are as they are."""
+    return replace(part, area_min=area_min) if isinstance(part, ImageFiles) else part
 
 
 def fewer(train: Split, num_classes: int, per_class: int, seed: int) -> Split:

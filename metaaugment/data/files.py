@@ -17,7 +17,7 @@ from torch import Tensor
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-AREA = (0.08, 1.0)
+AREA_MIN = 0.08
 RATIO = (3 / 4, 4 / 3)
 TRIES = 10
 
@@ -43,13 +43,15 @@ class CorruptImage(ValueError):
 class ImageFiles:
     """Image files under a folder, and their labels; a data set for torch's DataLoader, small to hand to its workers.
 
-    `names` are relative to the folder, with slashes. Images are uint8 [3, size, size].
+    `names` are relative to the folder, with slashes. Images are uint8 [3, size, size]. `area_min`: the least share of
+    an image's area in a random part; with 1, training and evaluation see the whole image.
     """
 
     root: Path
     names: tuple[str, ...]
     labels: Int64[Tensor, " n"]
     size: int = 224
+    area_min: float = AREA_MIN
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -67,12 +69,15 @@ class ImageFiles:
         return tuple(self.root / name for name in self.names)
 
     def image(self, i: int, generator: torch.Generator | None = None) -> UInt8[Tensor, "3 size size"]:
-        """The view for evaluation, the image's middle; with a generator one for training, a random part of the image.
+        """The view for evaluation; with a generator one for training.
 
         Raises `CorruptImage` for a file that is not an image.
         """
         picture = read_image(self.root / self.names[i])
-        view = middle(picture, self.size) if generator is None else random_part(picture, self.size, generator)
+        if generator is None or self.area_min == 1:
+            view = evaluation_view(picture, self.size, self.area_min)
+        else:
+            view = random_part(picture, self.size, generator, self.area_min)
         return torch.from_numpy(np.array(view)).permute(2, 0, 1).contiguous()
 
     def take(self, index: Int64[Tensor, " k"]) -> "ImageFiles":
@@ -91,8 +96,18 @@ class ImageFiles:
         return sha.digest()
 
 
+def evaluation_view(picture: Image.Image, size: int, area_min: float = AREA_MIN) -> Image.Image:
+    """What evaluation sees of an image: the middle; or the whole, if `area_min` is 1, and training sees that too."""
+    return whole(picture, size) if area_min == 1 else middle(picture, size)
+
+
+def whole(picture: Image.Image, size: int) -> Image.Image:
+    """All of an image, each side scaled to the size: what is not square is squeezed, and nothing is lost."""
+    return picture.resize((size, size), Image.Resampling.BILINEAR)
+
+
 def middle(picture: Image.Image, size: int) -> Image.Image:
-    """The view for evaluation: the shorter side becomes 256 / 224 of the size, and the center is kept."""
+    """An image's middle: the shorter side becomes 256 / 224 of the size, and the center is kept."""
     shorter, side = min(picture.size), round(size * 256 / 224)
     width, height = (side * length // shorter for length in picture.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
@@ -103,15 +118,15 @@ def middle(picture: Image.Image, size: int) -> Image.Image:
     return picture.resize((size, size), Image.Resampling.BILINEAR, box=(left * across, top * down, right, bottom))
 
 
-def random_part(picture: Image.Image, size: int, generator: torch.Generator) -> Image.Image:
-    """The view for training: a part of 8 to 100 % of the area, its sides 3:4 to 4:3, scaled to a square.
+def random_part(picture: Image.Image, size: int, generator: torch.Generator, area_min: float = AREA_MIN) -> Image.Image:
+    """The view for training: a part of this share of the area at least, its sides 3:4 to 4:3, scaled to a square.
 
     The first of ten draws that fits; where none does, the largest part of a permitted shape in the middle.
     """
     width, height = picture.size
     # All ten draws at once: an image takes the same count of random numbers whatever its shape.
     for area, shape, x, y in torch.rand(TRIES, 4, dtype=torch.float64, generator=generator).tolist():
-        area = (AREA[0] + area * (AREA[1] - AREA[0])) * width * height
+        area = (area_min + area * (1 - area_min)) * width * height
         ratio = RATIO[0] * (RATIO[1] / RATIO[0]) ** shape
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:

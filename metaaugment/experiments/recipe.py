@@ -116,6 +116,9 @@ class Recipe:
     """Side of an image in pixels; by default the data set's own."""
     per_class: int | None = None
     """Train on only this many images per class."""
+    area_min: float = 0.08
+    """Of image files: least share of an image's area in the random part that training sees. With 1, training and
+    evaluation see the whole image."""
     split_seed: int = 0
     """Seed of the splits, shared by all methods and seeds."""
     held_back: float = 0.0

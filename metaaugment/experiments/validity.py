@@ -51,6 +51,7 @@ def check(recipe: Recipe) -> None:
     _refuse(recipe, "held_back", 0 <= recipe.held_back < 1, "a share of 0 or more, and less than 1")
     if recipe.held_back_from == "training" and not recipe.held_back:
         raise ValueError("--held-back-from is training, but --held-back is 0; give a share, such as --held-back 0.2")
+    _refuse(recipe, "area_min", 0 < recipe.area_min <= 1, "a share above 0, and at most 1")
     _refuse(recipe, "epsilon", 0 <= recipe.epsilon <= 1, "a share in [0, 1]")
     if recipe.nesterov and not recipe.momentum > 0:
         raise ValueError(f"--nesterov needs --momentum above 0, but it is {recipe.momentum:g}; change one of the two")
@@ -117,6 +118,9 @@ def idle(recipe: Recipe) -> dict[str, str]:
             why["window"] = "--epsilon is 1"
         if recipe.real_alpha:
             why |= dict.fromkeys(("alpha", "learn_alpha"), "--real-alpha sets alpha to the learning rate")
+    if not DATASETS[recipe.dataset].in_files:
+        names = [name for name, entry in DATASETS.items() if entry.in_files]
+        why["area_min"] = f"only --dataset {' and '.join(names)} are read from image files"
     if not recipe.warmup_epochs:
         why["warmup_lr"] = "--warmup-epochs is 0"
     if recipe.copies == 1 and method.copies > 1:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,15 +10,16 @@ from jaxtyping import UInt8
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from metaaugment.data.files import CorruptImage, middle, read_image
+from metaaugment.data.files import AREA_MIN, CorruptImage, evaluation_view, read_image
+from metaaugment.experiments.recipe import Recipe
 from metaaugment.report.operations import describe
 from metaaugment.report.picture import show
 from metaaugment.source import Source
 from metaaugment.transfer import LearnedPolicy
 
 
-def read(files: Sequence[Path], source: Source) -> UInt8[Tensor, "n c h w"]:
-    """The middle of each picture, in the size and channels that a policy was learned on."""
+def read(files: Sequence[Path], source: Source, area_min: float = AREA_MIN) -> UInt8[Tensor, "n c h w"]:
+    """What evaluation sees of each picture, in the size and channels that a policy was learned on."""
     for file in files:
         if file.is_dir():
             raise ValueError(f"{file} is a folder; name pictures, such as {file}/*.jpg")
@@ -25,11 +27,20 @@ def read(files: Sequence[Path], source: Source) -> UInt8[Tensor, "n c h w"]:
     left, top = (side - width) // 2, (side - height) // 2
     box, mode = (left, top, left + width, top + height), "RGB" if source.channels == 3 else "L"
     try:
-        views = [middle(read_image(file), side).crop(box).convert(mode) for file in files]
+        views = [evaluation_view(read_image(file), side, area_min).crop(box).convert(mode) for file in files]
     except CorruptImage as error:
         raise ValueError(f"{error}; leave it out") from None
     pixels = torch.stack([torch.from_numpy(np.array(view)).view(height, width, -1) for view in views])
     return pixels.permute(0, 3, 1, 2).contiguous()
+
+
+def as_learned(policy: LearnedPolicy) -> dict[str, Any]:
+    """How the run that learned a policy saw images, for `read`; nothing of a policy that no run of ours has learned."""
+    try:
+        recipe = Recipe.from_json(policy.provenance["recipe"])
+    except (KeyError, ValueError):
+        return {}
+    return {"area_min": recipe.area_min}
 
 
 def copies(
