@@ -62,7 +62,7 @@ def test_the_first_line_says_what_is_trained(tmp_path: Path, capsys: Captured) -
         "digits: metaaugment on the CPU; digits, 200 / 100 / 597 images in 10 classes; small-cnn"
     )
     assert "an epoch is 4 steps of 50 images and 2 policy updates of 100 validation images, about" in lines[0]
-    assert re.match(r"epoch 1/1  loss \d\.\d{4}  validation \d+\.\d\d%  [\d,]+ images/s  0 s left", lines[2])
+    assert re.match(r"epoch 1/1  loss \d\.\d{4}  validation \d+\.\d\d%  [\d,]+ images/s  0 s left", lines[3])
     assert re.match(r"test accuracy \d+\.\d\d% after 1 epoch in", lines[-1])
 
 
@@ -195,6 +195,27 @@ def test_show_sees_pictures_as_the_run_did_that_learned_the_policy(
         assert isinstance(val, ImageFiles)
         assert torch.equal(shown[-1][0], replace(val, names=("cat/000.png",)).image(0))
     assert not torch.equal(*shown)
+
+
+def test_a_run_says_what_every_image_goes_through_and_what_turns_it_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20})
+    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path))
+    cifar = ("cifar10-wrn-40-2", "--data", tmp_path, "--network", "small-cnn", "--batch", 10, "--epochs", 1)
+    for number, (flags, said, unsaid) in enumerate((
+        (("folder", "--data", root, *FOLDER), "8 to 100 % of its area, at 32 × 32, flipped", "padded"),
+        (("folder", "--data", root, *FOLDER), "(turned off by --area-min 1 --no-flip); evaluation: the middle", "crop"),
+        (("folder", "--data", root, *FOLDER, "--area-min", 1, "--no-flip"), "all of it, at 32 × 32;", "turned off"),
+        (cifar, "flipped left and right half of the time, padded by 4 pixels", "area"),
+        ((*cifar, "--no-flip", "--baseline-crop", 0), "image: as it is; evaluation: the whole image", "turned off"),
+        ((*cifar, "--area-min", 1), "--area-min has no effect: only --dataset imagenet and folder are read", "% of"),
+    )):  # fmt: skip
+        out = tmp_path / str(number)
+        assert program("train", *flags, "--method", "baseline", "--device", "cpu", "--out", out) == 0
+        output = " ".join(capsys.readouterr().out.split())
+        assert said in output
+        assert unsaid not in output.split("each training image: ")[1].split(" evaluation: ")[0]
 
 
 def test_worker_processes_change_nothing(tmp_path: Path) -> None:

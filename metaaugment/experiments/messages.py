@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from metaaugment import faults
+from metaaugment.data import DataSet, ImageFiles
 from metaaugment.distributed import rank, world_size
 from metaaugment.experiments import validity
 from metaaugment.experiments.experiment import Experiment
@@ -50,6 +51,7 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
     )
     if data.note:
         console.print(data.note, soft_wrap=True)
+    console.print(before_the_method(recipe, data), soft_wrap=True)
     if recipe.learns and recipe.joint_epochs * updates < 1:
         console.print(
             f"the policy will never be updated: --every is {recipe.every}, and it has only "
@@ -58,6 +60,27 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
         )
     if resumed:
         console.print(f"continuing after epoch {trainer.epoch}, step {trainer.step}")
+
+
+def before_the_method(recipe: Recipe, data: DataSet) -> str:
+    """What happens to an image in every method, baseline included, and the flags that turn it off."""
+    steps, off, evaluation = [], [], "evaluation: the whole image"
+    if isinstance(data.train, ImageFiles):
+        square = " × ".join(map(str, data.train.sides))
+        evaluation = f"evaluation: the {'whole' if recipe.area_min == 1 else 'middle'}, at {square}"
+        if recipe.area_min == 1:
+            steps += [f"all of it, at {square}"]
+        else:
+            steps += [f"a random part of {100 * recipe.area_min:g} to 100 % of its area, at {square}"]
+            off += ["--area-min 1"]
+    if recipe.flip:
+        steps += ["flipped left and right half of the time"]
+        off += ["--no-flip"]
+    if padding := recipe.baseline_crop if recipe.method == "baseline" else recipe.crop:
+        steps += [f"padded by {padding} pixels and cropped at random"]
+        off += ["--baseline-crop 0" if recipe.method == "baseline" else "--crop 0"]
+    turned_off = f" (turned off by {' '.join(off)})" if off else ""
+    return f"before the method, each training image: {', '.join(steps) or 'as it is'}{turned_off}; {evaluation}"
 
 
 def say_idle(recipe: Recipe, said: Collection[str], console: Console) -> None:
