@@ -6,6 +6,7 @@ import os
 import pickle
 import struct
 import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from metaaugment.data import DATASETS, CorruptImage, DataSet, ImageFiles, Images, cifar, dataset, omniglot, status
-from metaaugment.data.files import random_part
+from metaaugment.data.files import random_part, read_image
 from metaaugment.data.folder import EXTENSIONS, read_folder
 from metaaugment.data.splits import apportion, split
 from metaaugment.experiments.experiment import data_of
@@ -718,6 +719,118 @@ def test_whole_numbers_of_16_bits_are_reduced_however_wide_they_are_stored(tmp_p
     assert shown(tmp_path / "wide.tif") == [200] * 3
     Image.fromarray(np.full((20, 20), 65_535, np.int32)).save(tmp_path / "wide.tif")
     assert shown(tmp_path / "wide.tif") == [255] * 3
+
+
+@pytest.mark.parametrize(("name", "white"), [("a.png", 1023), ("a.png", 4095), ("a.tif", 16_383), ("a.pgm", 65_535)])
+def test_grey_of_fewer_than_16_bits_keeps_all_levels(name: str, white: int, tmp_path: Path) -> None:
+    """Each of 256 known levels, with other lower bits; without the right white, 12 bits leave 16 levels."""
+    levels = np.arange(256).reshape(16, 16)
+    deep = levels * (white + 1) // 256 + np.random.default_rng(0).integers(0, (white + 1) // 256, (16, 16))
+    Image.fromarray(deep.astype(np.uint16)).save(tmp_path / name)
+    files = ImageFiles(tmp_path, (name,), torch.tensor([0]), size=16, area_min=1.0)
+    for generator in (None, torch.Generator()):
+        assert replace(files, white=white).image(0, generator)[0].equal(torch.from_numpy(levels).byte())
+        assert len(files.image(0, generator).unique()) == (white + 1) // 256
+    assert np.array_equal(np.asarray(read_image(tmp_path / name, white))[..., 0], levels)
+
+
+def test_the_white_of_a_range_that_is_no_power_of_two(tmp_path: Path) -> None:
+    """256 levels of equal width, by hand: of 0 to 999, each has 3.9 values."""
+    Image.fromarray(np.array([[0, 3, 4, 499, 500, 996, 999]], np.uint16)).save(tmp_path / "a.png")
+    assert np.asarray(read_image(tmp_path / "a.png", 999))[0, :, 0].tolist() == [0, 0, 1, 127, 128, 254, 255]
+
+
+def test_a_pixel_above_white_is_not_cut_off(tmp_path: Path) -> None:
+    Image.fromarray(np.array([[0, 4096]], np.uint16)).save(tmp_path / "a.png")
+    with pytest.raises(
+        CorruptImage, match=r"a\.png .* \(it has a pixel of 4096, above the 4095 that counts as white\)"
+    ):
+        read_image(tmp_path / "a.png", 4095)
+
+
+def test_white_is_of_images_of_more_than_8_bits(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 20, 3), np.uint8)
+    save(tmp_path / "a.png", pixels)
+    assert np.array_equal(np.asarray(read_image(tmp_path / "a.png", 4095)), pixels)
+
+
+def write_deep(root: Path, brightest: int, name: str = "png") -> Path:
+    """Two classes of grey images of 16 bits, of which one pixel of the last one is the brightest."""
+    for place in range(24):
+        file = root / "ab"[place % 2] / f"{place}.{name}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(place).integers(0, brightest, (24, 24), np.uint16)
+        pixels[0, 0] = brightest
+        Image.fromarray(pixels).save(file)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("brightest", "levels", "white"),
+    [(4095, 16, 4095), (2500, 10, 4095), (1000, 4, 1023), (16_383, 64, 16_383), (32_767, 128, 32_767)],
+)
+def test_images_that_leave_few_levels_are_said_so(brightest: int, levels: int, white: int, tmp_path: Path) -> None:
+    data = dataset("folder", write_deep(tmp_path, brightest))
+    assert data.dim is not None
+    assert data.dim.white == white
+    assert f"the brightest pixel in 24 grey images of more than 8 bits is {brightest}" in data.note
+    assert f"{levels} of 256 levels are left" in data.note
+    right = dataset("folder", tmp_path, white=white)
+    assert right.dim is None
+    assert "levels" not in right.note
+    assert isinstance(right.train, ImageFiles)
+    assert right.train.white == white
+    assert np.asarray(read_image(right.train.files[0], white)).max() == 256 * brightest // (white + 1)
+
+
+def test_images_that_use_their_range_are_not_remarked_on(tmp_path: Path) -> None:
+    """Nor are images of 8 bits, black ones, and files that are no images."""
+    assert dataset("folder", write_deep(tmp_path / "wide", 40_000)).dim is None
+    assert dataset("folder", write_deep(tmp_path / "black", 1)).dim is not None
+    for file in (tmp_path / "black").glob("*/*"):
+        Image.fromarray(np.zeros((9, 9), np.uint16)).save(file)
+    assert dataset("folder", tmp_path / "black").dim is None
+    root = write_folder(tmp_path / "usual", {"a": 12, "b": 12})
+    (root / "a" / "broken.png").write_bytes(b"no image")
+    assert dataset("folder", root, white=4095).dim is None
+
+
+def test_a_white_that_images_exceed_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    write_deep(tmp_path, 5000)
+    with pytest.raises(ValueError, match=r"^white is 4095; .*\.png has a pixel of 5000, so it must be at least that$"):
+        dataset("folder", tmp_path, white=4095)
+    for white in (0, 65_536):
+        with pytest.raises(ValueError, match=rf"^white is {white}; it must be 1 to 65535$"):
+            dataset("folder", tmp_path, white=white)
+
+
+def deep_color(pixels: np.ndarray) -> bytes:
+    """A PNG of 16 bits in three channels, which Pillow does not write."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    height, width = pixels.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test_color_of_more_than_8_bits(tmp_path: Path) -> None:
+    """Pillow reads its upper 8 bits and has no others; few levels are said so, and another white is refused."""
+    write_folder(tmp_path, {"a": 8, "b": 8})
+    (tmp_path / "a" / "deep.png").write_bytes(deep_color(np.full((20, 20, 3), [4095, 512, 0])))
+    assert shown(tmp_path / "a" / "deep.png") == [15, 2, 0]
+    data = dataset("folder", tmp_path)
+    assert "16 of 256 levels are left; convert these images to 8 bits a channel" in data.note
+    assert data.dim is not None
+    assert data.dim.white is None
+    with pytest.raises(CorruptImage, match=r"several channels of more than 8 bits.*, for which white must be 65535"):
+        read_image(tmp_path / "a" / "deep.png", 4095)
+    with pytest.raises(ValueError, match=r"^white is 4095; .*deep\.png cannot be read with it: .* it must be 65535$"):
+        dataset("folder", tmp_path, white=4095)
+    (tmp_path / "a" / "deep.png").write_bytes(deep_color(np.full((20, 20, 3), [60_000, 512, 0])))
+    assert dataset("folder", tmp_path).dim is None
 
 
 def test_what_is_clear_is_white(tmp_path: Path) -> None:

@@ -250,6 +250,7 @@ IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("size", "per_class"), COUNT),
     "epsilon": (*SIZE, 1.001),
     "held_back": (*SIZE, 1.0),
+    "white": (0, -1, 65_536, 10**400),
     "area_min": (*SIZE, 0.0, 1.001),
     "sharpness": (0.0, -1.0, 5.1, NAN),
     **dict.fromkeys(("method", "route"), ("nope", "")),
@@ -299,6 +300,8 @@ def test_every_field_that_can_be_wrong_was_tried() -> None:
         {"random_epochs": 100, "frozen_epochs": 99},
         {"area_min": 1e-9},
         {"area_min": 1.0},
+        {"white": 1},
+        {"white": 65_535},
         {"epochs": 1, "random_epochs": 0, "frozen_epochs": 0},
     ],
 )

@@ -197,6 +197,46 @@ def test_show_sees_pictures_as_the_run_did_that_learned_the_policy(
     assert not torch.equal(*shown)
 
 
+def test_a_run_of_12_bits_says_which_white_keeps_their_levels(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with it, every view has the levels of the images, up to those that a policy is shown on."""
+    levels = np.random.default_rng(0).integers(0, 256, (40, 32, 32))
+    for place, image in enumerate(levels):
+        file = tmp_path / "mine" / "ab"[place % 2] / f"{place}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((16 * image + 15).astype(np.uint16)).save(file)
+    folder = ("train", "folder", "--data", tmp_path / "mine", *FOLDER, "--area-min", 1, "--no-flip")
+    assert program(*folder, "--method", "baseline", "--out", tmp_path / "dim") == 0
+    output = capsys.readouterr().out
+    assert "is 4095, where 65535 is white: 16 of 256 levels are left" in output
+    assert "begin anew with --white 4095" in output
+    assert "--white is 4095, but" in refused(capsys, *folder, "--white", 4095, "--resume", tmp_path / "dim")
+    assert "--white is 2047; " in refused(capsys, *folder, "--white", 2047, "--out", tmp_path / "low")
+    normalization, seen = augment.normalization, set[bytes]()
+
+    def watched(*args: Any) -> augment.Augmentation:
+        prepare = normalization(*args)
+
+        def watch(images: torch.Tensor) -> torch.Tensor:
+            seen.update(image[0].numpy().tobytes() for image in images)
+            return prepare(images)
+
+        return watch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(augment, "normalization", watched)
+        assert program(*folder, "--white", 4095, "--method", "baseline", "--out", tmp_path / "bright") == 0
+    assert "levels" not in capsys.readouterr().out
+    assert seen <= {image.astype(np.uint8).tobytes() for image in levels}
+    pictures = []
+    monkeypatch.setattr(photos, "copies", lambda images, *_: pictures.append(images) or Figure())
+    assert program(*folder, "--white", 4095, "--out", tmp_path / "run") == 0
+    assert program("export", tmp_path / "run", tmp_path / "p.safetensors") == 0
+    assert program("show", tmp_path / "p.safetensors", tmp_path / "mine/a/0.png", "--out", tmp_path / "p.png") == 0
+    assert np.array_equal(pictures[0][0, 0], levels[0])
+
+
 def test_a_run_says_what_every_image_goes_through_and_what_turns_it_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from metaaugment.data import cifar, digits, folder, omniglot
 from metaaugment.data.data_set import DataSet
-from metaaugment.data.files import AREA_MIN, ImageFiles
+from metaaugment.data.depth import WrongWhite, find_dim
+from metaaugment.data.files import AREA_MIN, WHITE, ImageFiles
 from metaaugment.data.layout import Missing, data_root
 from metaaugment.data.progress import Progress, silent
 from metaaugment.data.splits import Split, Splits, split
@@ -164,6 +165,7 @@ def dataset(
     per_class: int | None = None,
     held_out: tuple[float, float] | None = None,
     area_min: float = AREA_MIN,
+    white: int = WHITE,
     progress: Progress = silent,
 ) -> DataSet:
     """A data set by its name, read from under `root` (default: $METAAUGMENT_DATA, else ~/.cache/metaaugment).
@@ -174,6 +176,7 @@ def dataset(
     `held_out`: shares of validation and test images, for a folder without such splits.
     `area_min`: of image files (imagenet, folder), the least share of an image's area in the random part that training
     sees; with 1, training and evaluation see the whole image, both sides scaled to the size.
+    `white`: of image files, the value that counts as white in grey images of more than 8 bits, such as 4095.
     """
     entry = find(name)
     if root is None and entry.locate is None:
@@ -187,6 +190,8 @@ def dataset(
         raise Refused("held_out", held_out, f"the splits of {entry.title} are fixed, so leave it out")
     if not 0 < area_min <= 1:
         raise Refused("area_min", area_min, "it must be above 0, and at most 1")
+    if not 1 <= white <= WHITE:
+        raise Refused("white", white, f"it must be 1 to {WHITE}")
     try:
         read = entry.read(Request(where, seed, size, held_out or entry.held_out or (0, 0), progress))
     except Missing as missing:
@@ -197,11 +202,17 @@ def dataset(
         train = fewer(train, len(read.classes), per_class, seed)
         at_most = "" if len(train) == per_class * len(read.classes) else "at most "
         note = f"{note}; {at_most}{per_class} training images of each class kept"
-    train, val, test = (seen(part, area_min) for part in (train, read.val, read.test))
+    parts = train, val, test = [seen(part, area_min, white) for part in (train, read.val, read.test)]
+    try:
+        dim = find_dim([part for part in parts if isinstance(part, ImageFiles)], white)
+    except WrongWhite as error:
+        raise Refused("white", white, str(error)) from None
     mean, std = train.statistics()
     # A constant channel becomes zero instead of being divided by zero.
     std = tuple(value or 1.0 for value in std)
-    return DataSet(name, train, val, test, read.classes, mean, std, entry.fill(mean), note)
+    if dim is not None:
+        note = f"{note}; {dim.note}"
+    return DataSet(name, train, val, test, read.classes, mean, std, entry.fill(mean), note, dim)
 
 
 def find(name: str) -> Entry:
@@ -218,9 +229,9 @@ def way_out(name: str, root: Path, missing: Missing) -> str:
     return f"move {missing.where} away and get it again: {how}" if missing.incomplete else f"get it: {how}"
 
 
-def seen(part: Split, area_min: float) -> Split:
+def seen(part: Split, area_min: float, white: int) -> Split:
     """Image files, to be seen this way; images in memory are as they are."""
-    return replace(part, area_min=area_min) if isinstance(part, ImageFiles) else part
+    return replace(part, area_min=area_min, white=white) if isinstance(part, ImageFiles) else part
 
 
 def fewer(train: Split, num_classes: int, per_class: int, seed: int) -> Split:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from metaaugment.data.depth import Dim
 from metaaugment.data.splits import Split, apportion, portion, split
 
 STAND_IN = "stand in for the test images, which are not looked at"
@@ -15,7 +16,7 @@ class DataSet:
     """Training, validation and test images.
 
     `mean`, `std`: of each channel, for values in 0..1. `fill`: the color of what geometry uncovers, 0..255.
-    `note`: what a user should know, such as how it was split.
+    `note`: what a user should know, such as how it was split. `dim`: images of which few levels are left, if there are.
     """
 
     name: str
@@ -27,6 +28,7 @@ class DataSet:
     std: tuple[float, ...]
     fill: tuple[int, ...]
     note: str = ""
+    dim: Dim | None = None
 
     @property
     def num_classes(self) -> int:

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import BinaryIO
 import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 # What networks trained on ImageNet expect: the published mean and deviation of its training images.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+WHITE = 2**16 - 1
 AREA_MIN = 0.08
 RATIO = (3 / 4, 4 / 3)
 TRIES = 10
@@ -25,6 +27,7 @@ TRIES = 10
 # The formats of the file extensions that `folder.py` reads. Others that Pillow knows are more often forged than met,
 # and one of them, EPS, is a program, which Pillow has Ghostscript run.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+CHANNELS = "it has several channels of more than 8 bits, of which the upper 8 are read"
 MOST_PIXELS = 2**26  # 8,192 × 8,192: what can be decoded, and laid on white, within a gigabyte
 
 
@@ -44,7 +47,8 @@ class ImageFiles:
     """Image files under a folder, and their labels; a data set for torch's DataLoader, small to hand to its workers.
 
     `names` are relative to the folder, with slashes. Images are uint8 [3, size, size]. `area_min`: the least share of
-    an image's area in a random part; with 1, training and evaluation see the whole image.
+    an image's area in a random part; with 1, training and evaluation see the whole image. `white`: the value that
+    counts as white in grey of more than 8 bits.
     """
 
     root: Path
@@ -52,6 +56,7 @@ class ImageFiles:
     labels: Int64[Tensor, " n"]
     size: int = 224
     area_min: float = AREA_MIN
+    white: int = WHITE
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -73,7 +78,7 @@ class ImageFiles:
 
         Raises `CorruptImage` for a file that is not an image.
         """
-        picture = read_image(self.root / self.names[i])
+        picture = read_image(self.root / self.names[i], self.white)
         if generator is None or self.area_min == 1:
             view = evaluation_view(picture, self.size, self.area_min)
         else:
@@ -138,37 +143,60 @@ def random_part(picture: Image.Image, size: int, generator: torch.Generator, are
     return picture.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + w, top + h))
 
 
-def read_image(file: Path) -> Image.Image:
+def read_image(file: Path, white: int = WHITE) -> Image.Image:
     """The image of a file as a viewer shows it, in RGB: turned by its EXIF orientation, on white where transparent.
 
-    Takes the first of several frames, and the upper 8 bits of 16-bit grey. Raises `CorruptImage` for a file that is not
-    an image, or whose pixels are numbers of unknown range.
+    Takes the first of several frames, and brings grey of more than 8 bits to 8, of which `white` is the highest value.
+    Raises `CorruptImage` for a file that is not an image, or whose pixels are numbers of unknown range, or above white.
     """
     with file.open("rb") as stream, warnings.catch_warnings():
         # A damaged EXIF block, or a photo larger than usual, is no reason for a warning in each epoch.
         warnings.simplefilter("ignore")
         try:
-            return _decode(stream)
+            return _decode(stream, white)
         except Exception as error:  # a broken file makes Pillow raise nearly every exception there is
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the disk's fault, not the image's
             raise CorruptImage(file, _reason(error)) from None
 
 
-def _decode(stream: BinaryIO) -> Image.Image:
-    picture: Image.Image = Image.open(stream, formats=FORMATS)
+def opened(stream: BinaryIO) -> ImageFile.ImageFile:
+    """An image whose pixels are not decoded yet."""
+    picture = Image.open(stream, formats=FORMATS)
     if picture.width * picture.height > MOST_PIXELS:
         raise ValueError(f"it has {picture.width:,} × {picture.height:,} pixels, more than {MOST_PIXELS:,}")
+    return picture
+
+
+def is_deep(picture: ImageFile.ImageFile) -> bool:
+    """Whether an opened image has more than 8 bits a channel."""
+    # Of color, and of grey with transparency, Pillow has no such mode and decodes the upper 8 bits.
+    return is_deep_grey(picture) or re.search(";16[BLN]", str(picture.tile)) is not None
+
+
+def is_deep_grey(picture: Image.Image) -> bool:
+    return picture.mode.startswith("I")
+
+
+def _decode(stream: BinaryIO, white: int) -> Image.Image:
+    picture: Image.Image = opened(stream)
+    if white != WHITE and is_deep(picture) and not is_deep_grey(picture):
+        raise ValueError(f"{CHANNELS}, for which white must be {WHITE}")
     ImageOps.exif_transpose(picture, in_place=True)
     if picture.mode == "F":
         raise ValueError("its pixels are floating-point numbers of unknown range")
     # At most two or three copies at a time: one of a large photo takes hundreds of megabytes.
-    if picture.mode.startswith("I"):
+    if is_deep_grey(picture):
         values = np.asarray(picture)
         low, high = int(values.min()), int(values.max())
         if low < 0 or high > 65535:  # cut off at 16 bits, most such images would be all white or all black
             raise ValueError(f"its pixels are whole numbers of unknown range, from {low} to {high}")
-        picture = Image.fromarray((values // 256).astype(np.uint8))
+        if high > white:
+            raise ValueError(f"it has a pixel of {high}, above the {white} that counts as white")
+        scaled = values.astype(np.uint32)
+        scaled *= 256
+        scaled //= white + 1
+        picture = Image.fromarray(scaled.astype(np.uint8))
     if picture.has_transparency_data:
         picture = picture if picture.mode == "RGBA" else picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)

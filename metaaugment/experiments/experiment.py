@@ -237,7 +237,7 @@ def data_of(recipe: Recipe, place: Place, console: Console) -> DataSet:
         with status:
             data = dataset(
                 recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class,
-                area_min=recipe.area_min, progress=tell,
+                area_min=recipe.area_min, white=recipe.white, progress=tell,
             )  # fmt: skip
     except Refused as error:
         raise ValueError(f"{flag(error.name)} is {error.value}; {error.allowed}") from None

@@ -33,7 +33,7 @@ def save_network(folder: Path, file: Path, half: bool = False) -> None:
     """Write the task network of a run's last checkpoint, as plain safetensors such as `--pretrained` reads.
 
     The metadata, JSON each, are what one has to know besides to use it: the network's name, the names of the classes
-    in the order of its outputs, the side of its inputs, what part of an image they are, and the mean and deviation that
+    in the order of its outputs, the side of its inputs, how image files become these, and the mean and deviation that
     they are normalized by.
     """
     state = checkpoint.of_run(folder)
@@ -45,7 +45,7 @@ def save_network(folder: Path, file: Path, half: bool = False) -> None:
         }
         names = ("classes", "num_classes", "channels", "sides", "mean", "std")
         known = {name: about[name] for name in names if name in about}  # older checkpoints do not name the classes
-        known |= {"area_min": recipe.area_min}  # images are seen whole if it is 1, and else their middles
+        known |= {"area_min": recipe.area_min, "white": recipe.white}  # how image files become its inputs
         known |= {"network": recipe.network, "provenance": _provenance(folder, recipe, state)}
         content = save(weights, {name: json.dumps(value) for name, value in known.items()})
     write_atomically(file, lambda part: part.write_bytes(content))

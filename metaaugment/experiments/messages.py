@@ -49,8 +49,7 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
         + f"; into {out}",
         soft_wrap=True,
     )
-    if data.note:
-        console.print(data.note, soft_wrap=True)
+    say_data(data, console)
     console.print(before_the_method(recipe, data), soft_wrap=True)
     if recipe.learns and recipe.joint_epochs * updates < 1:
         console.print(
@@ -60,6 +59,16 @@ def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool
         )
     if resumed:
         console.print(f"continuing after epoch {trainer.epoch}, step {trainer.step}")
+
+
+def say_data(data: DataSet, console: Console) -> None:
+    """Print what a user should know about the data."""
+    if data.note:
+        console.print(data.note, soft_wrap=True)
+    if data.dim is not None and data.dim.white is not None:
+        console.print(
+            f"if {data.dim.white} is white in these images, begin anew with --white {data.dim.white}", soft_wrap=True
+        )
 
 
 def before_the_method(recipe: Recipe, data: DataSet) -> str:

@@ -119,6 +119,8 @@ class Recipe:
     area_min: float = 0.08
     """Of image files: least share of an image's area in the random part that training sees. With 1, training and
     evaluation see the whole image."""
+    white: int = 65535
+    """Of image files: the value that counts as white in grey images of more than 8 bits; 4095 for 12 bits."""
     split_seed: int = 0
     """Seed of the splits, shared by all methods and seeds."""
     held_back: float = 0.0

@@ -52,6 +52,7 @@ def check(recipe: Recipe) -> None:
     if recipe.held_back_from == "training" and not recipe.held_back:
         raise ValueError("--held-back-from is training, but --held-back is 0; give a share, such as --held-back 0.2")
     _refuse(recipe, "area_min", 0 < recipe.area_min <= 1, "a share above 0, and at most 1")
+    _refuse(recipe, "white", 1 <= recipe.white < 2**16, f"1 to {2**16 - 1}")
     _refuse(recipe, "epsilon", 0 <= recipe.epsilon <= 1, "a share in [0, 1]")
     if recipe.nesterov and not recipe.momentum > 0:
         raise ValueError(f"--nesterov needs --momentum above 0, but it is {recipe.momentum:g}; change one of the two")
@@ -120,7 +121,7 @@ def idle(recipe: Recipe) -> dict[str, str]:
             why |= dict.fromkeys(("alpha", "learn_alpha"), "--real-alpha sets alpha to the learning rate")
     if not DATASETS[recipe.dataset].in_files:
         names = [name for name, entry in DATASETS.items() if entry.in_files]
-        why["area_min"] = f"only --dataset {' and '.join(names)} are read from image files"
+        why |= dict.fromkeys(("area_min", "white"), f"only --dataset {' and '.join(names)} are read from image files")
     if not recipe.warmup_epochs:
         why["warmup_lr"] = "--warmup-epochs is 0"
     if recipe.copies == 1 and method.copies > 1:

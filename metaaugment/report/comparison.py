@@ -18,7 +18,7 @@ from metaaugment.words import duration, printable
 # What runs must share for their times to be comparable.
 SAME_WORK = ("name", "dataset", "network", "batch", "size", "per_class")
 # Which images of a data set a run uses. NONE puts a value of None, the data set's own, into words.
-IMAGES = ("size", "area_min", "per_class", "split_seed", "held_back", "held_back_from")
+IMAGES = ("size", "area_min", "white", "per_class", "split_seed", "held_back", "held_back_from")
 NONE = {"size": "own size", "per_class": "all images"}
 DEFAULTS = {field.name: field.default for field in fields(Recipe) if field.default is not MISSING}
 

@@ -10,7 +10,7 @@ from jaxtyping import UInt8
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from metaaugment.data.files import AREA_MIN, CorruptImage, evaluation_view, read_image
+from metaaugment.data.files import AREA_MIN, WHITE, CorruptImage, evaluation_view, read_image
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.report.operations import describe
 from metaaugment.report.picture import show
@@ -18,7 +18,9 @@ from metaaugment.source import Source
 from metaaugment.transfer import LearnedPolicy
 
 
-def read(files: Sequence[Path], source: Source, area_min: float = AREA_MIN) -> UInt8[Tensor, "n c h w"]:
+def read(
+    files: Sequence[Path], source: Source, area_min: float = AREA_MIN, white: int = WHITE
+) -> UInt8[Tensor, "n c h w"]:
     """What evaluation sees of each picture, in the size and channels that a policy was learned on."""
     for file in files:
         if file.is_dir():
@@ -27,7 +29,7 @@ def read(files: Sequence[Path], source: Source, area_min: float = AREA_MIN) -> U
     left, top = (side - width) // 2, (side - height) // 2
     box, mode = (left, top, left + width, top + height), "RGB" if source.channels == 3 else "L"
     try:
-        views = [evaluation_view(read_image(file), side, area_min).crop(box).convert(mode) for file in files]
+        views = [evaluation_view(read_image(file, white), side, area_min).crop(box).convert(mode) for file in files]
     except CorruptImage as error:
         raise ValueError(f"{error}; leave it out") from None
     pixels = torch.stack([torch.from_numpy(np.array(view)).view(height, width, -1) for view in views])
@@ -40,7 +42,7 @@ def as_learned(policy: LearnedPolicy) -> dict[str, Any]:
         recipe = Recipe.from_json(policy.provenance["recipe"])
     except (KeyError, ValueError):
         return {}
-    return {"area_min": recipe.area_min}
+    return {"area_min": recipe.area_min, "white": recipe.white}
 
 
 def copies(

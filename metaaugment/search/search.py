@@ -14,6 +14,7 @@ from metaaugment.data import CorruptImage
 from metaaugment.experiments import validity
 from metaaugment.experiments.experiment import data_of
 from metaaugment.experiments.flags import check_agreement, flags
+from metaaugment.experiments.messages import say_data
 from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe, check_kinds
@@ -74,6 +75,8 @@ def search(
     data = data_of(recipe, place, console)
     if len(data.val) == 0:
         raise ValueError(f"{data.name} has no validation images, which a search judges by; hold some out")
+    if data.dim is not None:
+        say_data(data, console)
     if place.resume is None:
         run_folder.new(folder, "search")
     with run_folder.locked(folder), Interruption() as interruption:
