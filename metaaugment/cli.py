@@ -370,7 +370,7 @@ def diagnose(
         ),
     ] = None,
     seed: Annotated[int, arg(help="Random seed.")] = 0,
-    data: Annotated[Path | None, option("Folder of the data.", "the same as for train", "DIR")] = None,
+    data: Annotated[Path | None, option("Folder of the data.", "that of the run", "DIR")] = None,
     device: Device = None,
     picture: Annotated[Path | None, option("Also draw a picture of the results into FILE.", metavar="FILE")] = None,
 ) -> None:

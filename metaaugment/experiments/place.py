@@ -1,4 +1,4 @@
-"""Where a run happens."""
+"""Where a run happens, and what its folder remembers of that."""
 
 import os
 import shlex
@@ -6,11 +6,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from metaaugment.data.layout import data_root
 from metaaugment.experiments.flags import flags
 from metaaugment.experiments.recipe import Recipe
+from metaaugment.sealed import Damaged
+from metaaugment.training.folder import PLACE
+from metaaugment.training.json_file import damaged, read_json, write_json
 
 MAX_WORKERS = 128
 MOST_READERS = 16  # unless --workers says how many
+EMBEDDED = ("digits",)  # data sets that lie in no folder of data
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class Place:
     """Where and how to run, and what to write; these settings are not part of the recipe."""
 
     data: Path | None = None
-    """Folder of the data; by default $METAAUGMENT_DATA or ~/.cache/metaaugment."""
+    """Folder of the data; by default that of what is resumed, or $METAAUGMENT_DATA or ~/.cache/metaaugment."""
     out: Path | None = None
     """Folder of the run or search, which must be new; by default named after recipe, method and seed."""
     resume: Path | None = None
@@ -66,6 +71,30 @@ class Place:
                 f"{folder} is not a {what}: it has no {record}; name the folder of one, or begin one with --out"
             )
         return folder
+
+    def remember(self, folder: Path, dataset: str) -> None:
+        """Note in the folder of a run or a search where its data lie, if that was said, for `recalled`."""
+        if self.data is None or dataset in EMBEDDED:
+            (folder / PLACE).unlink(missing_ok=True)
+        else:
+            write_json(folder / PLACE, {"data": os.path.abspath(data_root(self.data))})
+
+    def recalled(self, folder: Path) -> "Place":
+        """The place with the folder of data that a run or a search remembers, unless one is given."""
+        if self.data is not None or not (folder / PLACE).exists():
+            return self
+        try:
+            data = read_json(folder / PLACE).get("data")
+            if not isinstance(data, str):
+                raise damaged(folder / PLACE, "it names no folder")
+        except Damaged as error:
+            raise Damaged(error.file, error.reason, "remove it, and say where the data are with --data DIR") from None
+        if not os.path.isdir(data):  # whatever the text: Path.is_dir raises for one that is too long
+            raise ValueError(
+                f"the data of {folder} were in {data}, which is no folder any more; say where they are now with "
+                "--data DIR"
+            )
+        return replace(self, data=Path(data))
 
     def command(self, recipe: str, out: Path, **changed: Any) -> str:
         """The command that continues a run in `out` as it ran here."""

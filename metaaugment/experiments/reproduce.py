@@ -286,7 +286,9 @@ def reproduce(
     report.parent.mkdir(parents=True, exist_ok=True)
     queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console, worries)
     held_up = queue.held_up(report)
-    check_there((job.dataset for job in jobs if job not in held_up and not job.finished), where.place.data)
+    waiting = [job for job in jobs if job not in held_up and not job.finished]
+    # What has begun with --data remembers that folder.
+    check_there((job.dataset for job in waiting if where.place.recalled(job.folder) == where.place), where.place.data)
     for folder in dict.fromkeys((job.result if isinstance(job, Job) else job.makes).parent for job in jobs):
         _try_writing(folder)
     began = time.monotonic()

@@ -46,6 +46,7 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
     place = first(lambda: _again(recipe, place))
     recipe, resumed = first(lambda: _recorded(recipe, place, said))
     out = place.folder(recipe, "runs")
+    place = first(lambda: place.recalled(out)) if resumed else place
     begun = resumed and first(lambda: (out / checkpoint.LAST).exists())
     experiment = prepare(recipe, place, console, fresh=not begun)
     watchers: list[Watcher] = []
@@ -62,7 +63,8 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
         reader = Reader(place.readers, place.corrupt == "skip")
         training = trainer(experiment, place, out, reader, watchers)
         began = training.resume() if resumed else False
-        # For a continued run this updates where its policy lies, now that it is known to be the same policy.
+        # For a continued run this updates where its data and policy lie, now that they are known to be the same.
+        first(lambda: place.remember(out, recipe.dataset))
         first(lambda: write_json(out / run_folder.RECIPE, recipe.to_json()))
         introduce(experiment, training, out, began, console)
         say_idle(recipe, said, console)
@@ -177,14 +179,14 @@ def trainer(
 
 def as_it_was(folder: Path, place: Place, console: Console) -> Trainer:
     """The trainer of a run, with network and learner as its last checkpoint has them; nothing is written."""
-    state = checkpoint.of_run(folder)
+    state, place = checkpoint.of_run(folder), place.recalled(folder)
     experiment = prepare(read_recipe(folder / run_folder.RECIPE), place, console, fresh=False)
     training = trainer(experiment, place, folder, Reader(place.readers, place.corrupt == "skip"), [])
     with checkpoint.understood(folder):
         if state["identity"]["data"] != experiment.data.fingerprint():
             raise ValueError(
                 f"{folder} was trained on other data than {experiment.data.name} has now: images were added, removed "
-                "or changed since, or --data is another folder; restore the images, or correct --data"
+                "or changed since, or its own are in another folder; restore the images, or name it with --data DIR"
             )
         check_sizes(experiment.recipe, experiment.data)
         if state["identity"].get("policy_sha256") not in (None, experiment.policy_digest()):

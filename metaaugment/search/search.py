@@ -59,6 +59,7 @@ def search(
     """
     if place.resume is not None:
         recipe, settings = _recorded(kind, recipe, settings, place, said)
+        place = place.recalled(place.resume)
     validity.check(recipe)
     if recipe.policy is not None or place.tensorboard:
         flag = "--policy" if recipe.policy is not None else "--tensorboard"
@@ -84,11 +85,13 @@ def search(
             console.print(f"{folder} is finished already; {file}", soft_wrap=True)
             return file
         record = about | {"data": data.fingerprint()}
+        if place.resume is not None:
+            _check_same(folder / SEARCH, record)
+        place.remember(folder, recipe.dataset)
         if place.resume is None:
             write_json(folder / SEARCH, record)
         lab = Laboratory(recipe, place, data, folder, console, interruption)
         if place.resume is not None:
-            _check_same(folder / SEARCH, record)
             with understood(folder / TRIALS):
                 check_rows(lab.trials(), kind.row)
         try:

@@ -11,7 +11,9 @@ from metaaugment.atomic import acquire
 
 RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"  # of a run
 SEARCH, TRIALS, POLICY = "search.json", "trials.jsonl", "policy.json"  # of a search
-BEGINNINGS = (LOCK, f".{RECIPE}.part", f".{SEARCH}.part")  # what may be there before the recipe is
+PLACE = "place.json"  # of both
+# What may be there before the recipe is.
+BEGINNINGS = (LOCK, PLACE, *(f".{name}.part" for name in (PLACE, RECIPE, SEARCH)))
 
 
 def refusals(folder: Path) -> tuple[str, str]:
@@ -32,14 +34,14 @@ def new(folder: Path, what: str = "run") -> None:
 
 
 def give_up(folder: Path, first: str) -> bool:
-    """If a run has left nothing but its first file, remove that, so that its folder can be named again.
+    """If a run has left nothing but its first files, remove them, so that its folder can be named again.
 
     Returns whether it has.
     """
     events = list(folder.glob("events.out.tfevents.*"))  # TensorBoard's, which begin before the first step
-    nothing = set(folder.iterdir()) <= {folder / first, folder / LOCK, *events}
+    nothing = set(folder.iterdir()) <= {folder / first, folder / PLACE, folder / LOCK, *events}
     if nothing:
-        for file in (folder / first, *events):
+        for file in (folder / first, folder / PLACE, *events):
             file.unlink(missing_ok=True)
     return nothing
 
