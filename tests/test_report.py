@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -204,6 +205,32 @@ def test_seeds_are_mean_and_deviation(tmp_path: Path) -> None:
         ("digits · metaaugment", "92.00 ± 2.83", "2"),
         ("digits · metaaugment · policy lr 0.5", "90.00", "1"),
     ]
+
+
+def test_a_seed_counts_once(tmp_path: Path) -> None:
+    """A copy of a run, or the same run made again, was taken for one more seed, and made the deviation smaller."""
+    for seed, accuracy in enumerate((0.90, 0.94)):
+        write_run(tmp_path / f"seed{seed}", seed=seed, result={"test_accuracy": accuracy})
+    shutil.copytree(tmp_path / "seed1", tmp_path / "seed1-copied")
+    write_run(tmp_path / "seed0-elsewhere", seed=0, result={"test_accuracy": 0.98})
+    report = Report.of([tmp_path / name for name in ("seed0", "seed1", "seed1-copied", "seed0-elsewhere")])
+    (line,) = comparison.table(report.groups)
+    assert (line.accuracy, line.seeds) == ("92.00 ± 2.83", "2")
+    assert dict(report.missing)["Results on digits"] == [
+        f"{tmp_path}/seed1-copied is not counted: it has seed 1 of digits · metaaugment, like {tmp_path}/seed1, with "
+        "the same figures.",
+        f"{tmp_path}/seed0-elsewhere is not counted: it has seed 0 of digits · metaaugment, like {tmp_path}/seed0, but "
+        "with other figures.",
+    ]
+    assert f"{tmp_path}/seed1-copied is not counted" in report.html()
+
+
+def test_of_two_unfinished_runs_of_a_seed_the_one_that_is_further_counts(tmp_path: Path) -> None:
+    for name, epochs in (("stopped", 2), ("ahead", 3), ("copied", 3)):
+        write_run(tmp_path / name, epochs, finished=False, epochs=9)
+    (group,) = comparison.groups(runs.find([tmp_path / name for name in ("stopped", "ahead", "copied")])[0])
+    assert [run.folder.name for run in group.runs] == ["ahead"]
+    assert all(sentence.endswith("/ahead, with the same figures.") for sentence in comparison.repeated([group]))
 
 
 def test_recipes_from_before_a_field_was_added_are_the_same(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.results import spread
 from metaaugment.report.runs import Run
+from metaaugment.training.log import FIGURES
 from metaaugment.words import duration, printable
 
 # What runs must share for their times to be comparable.
@@ -20,15 +21,16 @@ SAME_WORK = ("name", "dataset", "network", "batch", "size", "per_class")
 # Which images of a data set a run uses. NONE puts a value of None, the data set's own, into words.
 IMAGES = ("size", "area_min", "white", "per_class", "split_seed", "held_back", "held_back_from")
 NONE = {"size": "own size", "per_class": "all images"}
-DEFAULTS = {field.name: field.default for field in fields(Recipe) if field.default is not MISSING}
+DEFAULTS = {one.name: one.default for one in fields(Recipe) if one.default is not MISSING}
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs of one recipe on the same data, which differ in their seeds."""
+    """Runs of one recipe on the same data, one per seed; `again` holds other runs of the same seeds."""
 
     label: str
     runs: list[Run]
+    again: list[Run] = field(default_factory=list)
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
@@ -39,8 +41,22 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(_key(run), []).append(run)
-    members = list(found.values())
-    return [Group(_label(group, members), group) for group in members]
+    members = [_by_seed(group) for group in found.values()]
+    counted = [group for group, _ in members]
+    return [Group(_label(group, counted), group, again) for group, again in members]
+
+
+def _by_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """One run per seed, the first of those that got furthest, and all others: they are no further evidence."""
+    seeds: dict[str, list[Run]] = {}
+    for run in runs:
+        seeds.setdefault(_seed(run), []).append(run)
+    counted = [max(same, key=lambda run: len(run.rows)) for same in seeds.values()]
+    return counted, [run for run in runs if run not in counted]
+
+
+def _seed(run: Run) -> str:
+    return printable(run.recipe.get("seed", "?"))
 
 
 def _key(run: Run) -> str:
@@ -100,6 +116,25 @@ def _other_images(run: Run, other: Run) -> bool:
     return None not in (one := _fingerprint(run), two := _fingerprint(other)) and one != two
 
 
+def repeated(together: Sequence[Group]) -> list[str]:
+    """Which runs have the seed of another one of their group, and so are not counted."""
+    return [
+        f"{printable(run.folder)} is not counted: it has seed {_seed(run)} of {group.label}, like "
+        f"{printable(other.folder)}, " + ("with the same figures." if _same(run, other) else "but with other figures.")
+        for group in together for run in group.again for other in group.runs if _seed(other) == _seed(run)
+    ]  # fmt: skip
+
+
+def _same(run: Run, other: Run) -> bool:
+    """Whether two runs are the same as far as both have got."""
+    shared = min(len(run.rows), len(other.rows))
+    ends = [(one.test_accuracy, one.held_back_accuracy) for one in (run, other) if one.result is not None]
+    courses = all(
+        np.array_equal(run.values(key)[:shared], other.values(key)[:shared], equal_nan=True) for key in FIGURES
+    )
+    return courses and len(set(ends)) <= 1
+
+
 def unlike(together: Sequence[Group]) -> list[str]:
     """Why the figures of groups on one data set are not comparable: other images, other numbers of epochs."""
     runs = [group.runs[0] for group in together if group.runs[0].recipe]
@@ -137,7 +172,6 @@ def table(together: Sequence[Group]) -> list[Line]:
         test = [100 * run.test_accuracy for run in runs if run.test_accuracy is not None]
         held_back = [100 * run.held_back_accuracy for run in runs if run.held_back_accuracy is not None]
         last = [100 * values[-1] for run in runs if len(values := _finite(run.values("val_accuracy")))]
-        seeds = {printable(run.recipe.get("seed", "?")) for run in runs}
         cost, why = _cost(group, together)
         seconds = _seconds(runs)
         lines.append(
@@ -145,7 +179,7 @@ def table(together: Sequence[Group]) -> list[Line]:
                 group.label,
                 spread(test) if test else f"none; {spread(held_back)} on held-back images" if held_back else "–",
                 spread(last) if last else "–",
-                f"{len(runs)}" + (" (some twice)" if len(runs) > len(seeds) else ""),
+                str(len(runs)),
                 _epochs(runs),
                 _short(statistics.mean(seconds)) if seconds else "–",
                 cost,

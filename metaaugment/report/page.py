@@ -18,7 +18,7 @@ import metaaugment
 from metaaugment.atomic import write_atomically
 from metaaugment.ops import PAPER_OPS
 from metaaugment.report import curves, diagnosis, learned, runs
-from metaaugment.report.comparison import Group, alike, groups, table, unlike
+from metaaugment.report.comparison import Group, alike, groups, repeated, table, unlike
 from metaaugment.report.concerns import concerns
 from metaaugment.report.operations import describe
 from metaaugment.report.picture import ABOVE, BELOW, COLORS, Picture, tint
@@ -200,7 +200,7 @@ class Report:
     @cached_property
     def missing(self) -> list[tuple[str, list[str]]]:
         """What the folders of runs lack, after what limits the comparison of runs on one data set."""
-        found = [(f"Results on {part.name}", unlike(part.groups)) for part in self.data]
+        found = [(f"Results on {part.name}", unlike(part.groups) + repeated(part.groups)) for part in self.data]
         found += [(title(run), run.missing) for run in self.runs]
         return [(name, sentences) for name, sentences in found if sentences]
 
