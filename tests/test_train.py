@@ -350,6 +350,24 @@ def test_a_file_may_be_called_what_it_will(policy: Path, tmp_path: Path, capsys:
     assert re.match(f"{why}; leave it out .*with: metaaugment search", sentence)
 
 
+def test_only_a_policy_that_is_learned_needs_more_training_than_validation_images(
+    policy: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    """What learns none was refused too, and a folder of images even before it was known what for."""
+    few = ("train", "digits", "--per-class", "5", "--batch", "10", "--epochs", "1")
+    sentence = "the validation split has 100 images and the training split only 50; to learn a policy, train on more"
+    assert sentence in refused(capsys, *few, "--out", tmp_path / "learned")
+    for more in (("--method", "randaugment"), ("--policy", policy)):
+        assert program(*few, *more, "--out", tmp_path / more[0]) == 0
+    parts = {f"{part}/{name}": n for part, n in (("train", 5), ("val", 9), ("test", 3)) for name in ("cat", "dog")}
+    root = write_folder(tmp_path / "mine", parts)
+    folder = ("train", "folder", "--data", root, *FOLDER)
+    assert "has 18 images and the training split only 10" in refused(capsys, *folder, "--out", tmp_path / "learned")
+    assert program(*folder, "--method", "baseline", "--out", tmp_path / "folder") == 0
+    data = json.loads((tmp_path / "folder" / "result.json").read_text())["data"]
+    assert (data["train"], data["val"]) == (10, 18)
+
+
 def test_tails_of_ones_own(tmp_path: Path, capsys: Captured) -> None:
     """Classes that only the training images have, others with one validation image, and fewer images of each class:
     each of these was refused, and so was the way out that was named."""
@@ -721,7 +739,7 @@ def test_an_unwritable_folder(tmp_path: Path, capsys: Captured) -> None:
     [
         ({"cat": 20}, "one class"),
         ({"cat": 20, "dog": 0}, "dog"),
-        ({"train/cat": 4, "train/dog": 4, "val/cat": 9, "val/dog": 9}, "validation"),
+        ({"train/cat": 6, "train/dog": 6, "val/cat": 9, "val/dog": 9}, "validation"),
         ({}, "no folder"),
     ],
     ids=["one class", "empty class", "larger validation", "nothing"],

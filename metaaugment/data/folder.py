@@ -188,11 +188,6 @@ def cut(
         *chosen, rest = split(splits["train"].labels, seed, *parts)
         splits |= {name: splits["train"].take(index) for name, index in zip(shares, chosen, strict=True)}
         splits["train"] = splits["train"].take(rest)
-    if len(splits["val"]) > len(splits["train"]):
-        raise ValueError(
-            f"{root} gives {len(splits['val']):,} images for validation, more than the {len(splits['train']):,} for "
-            "training; move some from validation to training"
-        )
     told = [f"{len(train.classes):,} classes of {root}"]
     for tree in trees.values():
         if absent := tree.without_images():

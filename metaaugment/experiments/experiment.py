@@ -332,14 +332,14 @@ def _check_shares(recipe: Recipe, data: DataSet) -> None:
 
 
 def check_sizes(recipe: Recipe, data: DataSet) -> None:
-    """Refuse data that do not fill a mini-batch, or are mostly validation images."""
+    """Refuse data that do not fill a mini-batch, or of which a policy would see more images than the network."""
     n = len(data.train)
     less = ", or hold back less" if recipe.held_back and recipe.held_back_from == "training" else ""
     if n < recipe.batch:
         raise ValueError(f"--batch is {recipe.batch}, but there are only {n} training images; choose at most {n}{less}")
-    if len(data.val) > n:
+    if recipe.learns and len(data.val) > n:
         raise ValueError(
-            f"the validation split has {len(data.val)} images and the training split only {n}; "
+            f"the validation split has {len(data.val)} images and the training split only {n}; to learn a policy, "
             f"train on more, with a larger --per-class or more images{less}"
         )
 
