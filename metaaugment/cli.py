@@ -165,11 +165,15 @@ def export(
     print(file)
 
 
-def inspect(file: Annotated[Path, Positional, arg(help="A policy file.", metavar="FILE")]) -> None:
-    """Say what is in a policy file."""
-    from metaaugment.report.policies import learned_in_words
+def inspect(
+    file: Annotated[Path, Positional, arg(help="A policy file, or an exported network.", metavar="FILE")],
+) -> None:
+    """Say what is in a policy file, or in that of an exported network."""
+    from metaaugment.experiments.export import about_network
+    from metaaugment.report.policies import learned_in_words, network_in_words
 
-    print("\n".join(learned_in_words(learned(file))))
+    network = about_network(file)
+    print("\n".join(learned_in_words(learned(file)) if network is None else network_in_words(network)))
 
 
 def learned(file: Path) -> "LearnedPolicy":

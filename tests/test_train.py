@@ -602,6 +602,13 @@ def test_the_exported_network_has_the_accuracy_of_the_run(half: bool, tmp_path: 
     mean, std = (torch.tensor(about[name])[:, None, None] for name in ("mean", "std"))
     right = (network((images - mean) / std).argmax(1) == data.test.labels).double().mean().item()
     assert right == pytest.approx(result["test_accuracy"], abs=0.01 if half else 1e-9)
+    capsys.readouterr()
+    assert program("inspect", file) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "format       safetensors, an exported task network"
+    assert "network      small-cnn" in said
+    assert f"classes      {json.dumps(about['classes'])}" in said
+    assert f"  test_accuracy: {result['test_accuracy']}" in said
     again = [*QUICK, "--pretrained", file, "--out", tmp_path / "again"]
     assert program("train", "digits", *again) == 0
     sentence = refused(capsys, "export", run, tmp_path / "other", "--network", "--sampler-only")
@@ -619,7 +626,9 @@ def test_a_policy_for_grey_images_is_refused_before_the_run_has_a_folder(tmp_pat
 
 
 def test_files_that_are_no_policies(policy: Path, tmp_path: Path, capsys: Captured) -> None:
-    for file in (Path(__file__), policy.parent / "run" / "checkpoint.safetensors", tmp_path / "missing"):
+    weights = policy.parent / "weights.safetensors"  # those of another program
+    save_file({"weight": torch.zeros(2)}, weights, {"format": "pt"})
+    for file in (Path(__file__), policy.parent / "run" / "checkpoint.safetensors", tmp_path / "missing", weights):
         for command in (("inspect", file), ("train", "digits", "--policy", file), ("show", file, file)):
             assert str(file) in refused(capsys, *command)
     assert "exists already" in refused(capsys, "export", policy.parent / "run", policy)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from metaaugment.atomic import write_atomically
@@ -49,6 +50,18 @@ def save_network(folder: Path, file: Path, half: bool = False) -> None:
         known |= {"network": recipe.network, "provenance": _provenance(folder, recipe, state)}
         content = save(weights, {name: json.dumps(value) for name, value in known.items()})
     write_atomically(file, lambda part: part.write_bytes(content))
+
+
+def about_network(file: Path) -> dict[str, Any] | None:
+    """What `save_network` wrote beside the weights; None for any other file, readable or not."""
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(file, "pt") as content:
+            about = {name: json.loads(text) for name, text in (content.metadata() or {}).items()}
+    except (OSError, SafetensorError, ValueError, RecursionError):
+        return None
+    return about if {"network", "provenance"} <= about.keys() else None
 
 
 def _recipe(state: dict[str, Any]) -> Recipe:

@@ -1,7 +1,7 @@
-"""A learned policy, and what a policy of a compared system does, in plain words."""
+"""A learned policy, what a policy of a compared system does, and an exported network, in plain words."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +103,26 @@ def learned_in_words(policy: LearnedPolicy) -> Iterator[str]:
     yield f"{'function':12} first, second; {1 / K:.2%} each if uniform"
     for i, name in enumerate(names):
         yield f"{name:12} {p[i].sum():.2%}, {p[:, i].sum():.2%}"
+    yield from _origin(policy.provenance)
+
+
+def network_in_words(about: Mapping[str, Any]) -> Iterator[str]:
+    """What the file of an exported network says of it; its weights are for `--pretrained`, or any other program."""
+    yield "format       safetensors, an exported task network"
+    for name, value in about.items():
+        if name != "provenance":
+            yield f"{name:12} {_said(value)}"
+    yield from _origin(about["provenance"])
+
+
+def _origin(provenance: object) -> Iterator[str]:
     yield "provenance"
-    for key, value in policy.provenance.items():
-        yield f"  {key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+    for name, value in provenance.items() if isinstance(provenance, dict) else [("", provenance)]:
+        yield f"  {name}: {_said(value)}"
+
+
+def _said(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _count(module: nn.Module) -> int:
