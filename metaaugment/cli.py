@@ -378,7 +378,7 @@ def diagnose(
     device: Device = None,
     picture: Annotated[Path | None, option("Also draw a picture of the results into FILE.", metavar="FILE")] = None,
 ) -> None:
-    """Say whether the policy of a run learns anything, and whether there is more to learn.
+    """Say whether there is anything to learn at the point where a run is, and whether its policy has learned it.
 
     The run's network stays as it is; nothing is trained. The figures are written to diagnosis.json in the folder of the
     run, where `metaaugment report` finds them.

@@ -297,9 +297,9 @@ def predicted(**values: float) -> dict[str, Correlation]:
         ),
         (
             {"captured": number(0.0), "predicted": predicted(paper=0.05, clues=0.5, label=0.4)},
-            r"Nothing is left to learn from what the policy sees: .* or training has used it up\. .* one that also "
-            r"sees the loss reaches 0.50\. This is a lower bound: .* Train with "
-            r"--policy-network exponential-clue-policy",
+            r"There is nothing to learn at this point from what the policy sees\. .* one that also sees the loss "
+            r"reaches 0.50\. This is a lower bound: .* Whether it learned before cannot be told from this: .* Train "
+            r"with --policy-network exponential-clue-policy",
         ),
         (
             {"captured": number(0.0), "learns": False, "predicted": predicted(paper=0.05, clues=0.5)},
@@ -328,7 +328,11 @@ def predicted(**values: float) -> dict[str, Correlation]:
             {"captured": None},
             r"There is something to learn, but this run has no policy to learn it\. .* reaches 0.40 ± 0.02\.$",
         ),
-        ({"predicted": predicted(paper=0.05)}, r"Nothing is left to learn: .*at best 0.05 ± 0.02"),
+        (
+            {"predicted": predicted(paper=0.05)},
+            r"There is nothing to learn at this point: .*at best 0.05 ± 0.02.* Whether it learned before cannot be",
+        ),
+        ({"predicted": predicted(paper=0.05), "captured": None}, r"may see \(at best .*--samples may find more\.$"),
         ({"noise": {32: number(0.0), 500: number(0.1, 0.3)}}, "too small to tell: two halves of its 1000 images agree"),
         ({"accuracy": 0.09}, "Nothing can be learned: the network is right on 9.0% .* no more than by chance"),
     ],

@@ -144,8 +144,8 @@ class Diagnosis:
             )
         if not self.worth_learning(self.best):
             return (
-                "Nothing is left to learn: which samples help cannot, or can no longer, be predicted from anything "
-                f"that a policy may see (at best {self.best}).{self._sharper()}"
+                "There is nothing to learn at this point: which samples help cannot be predicted from anything that a "
+                f"policy may see (at best {self.best}).{self._sharper()}{self._before()}"
             )
         possible = f"A prediction from {_listed(INPUTS[self.sees])} reaches {own}{self._more()}."
         if self.captured is None:
@@ -161,8 +161,8 @@ class Diagnosis:
         if not self.worth_learning(own):
             way = "" if (more := self._further()) is None else f" {_let_it_see(more)}"
             return (
-                "Nothing is left to learn from what the policy sees: there was nothing, or training has used it up. "
-                f"{possible}{self._sharper()}{way}"
+                f"There is nothing to learn at this point from what the policy sees. {possible}{self._sharper()}"
+                f"{self._before()}{way}"
             )
         return f"It could learn more: {follow}. {possible} {self._change()}"
 
@@ -170,6 +170,14 @@ class Diagnosis:
         if self.samples >= MANY:
             return ""
         return f" This is a lower bound: a diagnosis with more than {self.samples:,} --samples may find more."
+
+    def _before(self) -> str:
+        if self.captured is None or not self.learns:
+            return ""
+        return (
+            " Whether it learned before cannot be told from this: training under a policy that works uses up what can "
+            "be predicted. What it learned is in its weights, which metaaugment report shows."
+        )
 
     def _further(self) -> str | None:
         """CLUES or LABEL, if it predicts over two errors more than the policy's inputs; LABEL must also beat CLUES."""
