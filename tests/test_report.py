@@ -550,8 +550,8 @@ NEVER = "Policy idle: it was never updated, so its weights are those it began wi
     ({"effective_samples": 1.0}, {"batch": 1, "copies": 2}, "Policy idle: weights are uniform"),
     ({"alpha": 0.1}, {}, f"{NEVER}; check whether --every is larger"),
     ({"alpha": 0.1}, {"learn_alpha": False, "policy_lr": 0.0}, f"{NEVER}; --policy-lr is 0."),
-    ({"alpha": 0.001}, {}, "α near zero: it is 0.001 now"),
-    ({"alpha": -0.002}, {}, "α near zero: it is 0 now"),
+    ({"alpha": 0.001}, {}, "α near zero: since epoch 1 of 20 it has been below 0.005,"),
+    ({"alpha": -0.002}, {}, "α near zero: since epoch 1 of 20 it has been below 0.005,"),
     ({"skipped": 3}, {}, "Non-finite steps skipped: 3 so far"),
 ])  # fmt: skip
 def test_warnings(figures: Any, recipe: Any, warning: str, tmp_path: Path) -> None:
@@ -569,6 +569,62 @@ def test_warnings(figures: Any, recipe: Any, warning: str, tmp_path: Path) -> No
 ])  # fmt: skip
 def test_what_is_no_reason_to_worry(figures: Any, recipe: Any, tmp_path: Path) -> None:
     assert said(write_run(tmp_path / "run", [row(epoch, **figures) for epoch in range(1, 21)], **recipe)) == ""
+
+
+def test_alpha_is_said_to_be_near_zero_only_long_before_the_end(tmp_path: Path) -> None:
+    """Where it is usual it was warned of, and where it is a fault nothing said since when."""
+
+    def warned(name: str, alpha: list[float], **more: Any) -> str:
+        return said(write_run(tmp_path / name, [row(e, alpha=value) for e, value in enumerate(alpha, 1)], **more))
+
+    rising = [0.1 + 0.01 * e for e in range(6)]
+    early = warned("early", rising + [0.0015] * 24)
+    assert early.startswith("α near zero: since epoch 7 of 30 it has been below 0.005, and the policy")
+    assert "--policy-clip, or a lower --policy-lr, limits them" in early
+    known = warned("known", rising + [0.0] * 24, batch=50, result={"data": {"train": 1049}}, policy_clip=5.0)
+    assert "since epoch 7 of 30 (step 140) it has been" in known, "1,049 images make 20 steps of 50"
+    assert "A lower --policy-clip" in known
+    assert warned("comes back for an epoch", rising + [0.0] * 10 + [0.03] + [0.0] * 13).startswith(early[:45])
+    assert warned("in the last third", rising * 3 + [0.05] * 3 + [0.0] * 9) == "", "as on CIFAR"
+    assert warned("before it", rising * 3 + [0.05] + [0.0] * 11).startswith("α near zero: since epoch 20 of 30")
+    assert warned("comes back for good", rising + [0.0] * 18 + rising) == ""
+    assert warned("is falling", [*rising, 0.0], epochs=9, finished=False) == "", "its end is not reached"
+    phases = {"random_epochs": 20, "frozen_epochs": 4}  # so 6 epochs in which it learns
+    course = [0.1] * 20 + [0.09] * 4 + [0.0] * 6
+    assert warned("learns late", course, **phases) == ""
+    assert "since epoch 24 of 26" in warned("later", course[:20] + [0.09] * 3 + [0.0] * 7, **phases)
+
+
+def test_a_policy_that_has_hardly_learned(tmp_path: Path) -> None:
+    """Shares of an untrained policy's weights, 0.96 and 0.99, were no reason for a word."""
+
+    def warned(name: str, shares: list[float], **more: Any) -> str:
+        rows = [row(epoch, effective_samples=share) for epoch, share in enumerate(shares, 1)]
+        return said(write_run(tmp_path / name, rows, **more))
+
+    for share in (0.99, 0.96):
+        assert warned(f"{share}", [share] * 20).startswith(
+            "Policy hardly learned: its weights are spread as in its first epoch (the effective share of a mini-batch "
+            f"is {share:.3f}, and was {share:.3f})"
+        )
+    # Deviations of 0.1, then 0.13, then 0.1 again; and 0.1, then 0.07, as of a policy that learns to predict.
+    assert warned("learned", [0.9901] * 5 + [0.9834] * 15) == ""
+    assert warned("learned once", [0.9901] * 5 + [0.9834] * 10 + [0.9901] * 10) == ""
+    assert warned("learned to predict", [0.9901] * 5 + [0.9951] * 15) == ""
+    assert warned("one odd epoch", [0.9901] * 9 + [0.95] + [0.9901] * 9).startswith("Policy hardly learned")
+    assert warned("under way", [0.96] * 20, finished=False, epochs=40) == ""
+    assert warned("begun spread", [0.8] * 20) == "", "it learned within its first epoch"
+    assert warned("too short to tell", [0.96] * 9) == ""
+    assert warned("given", [0.96] * 20, policy="learned.safetensors") == ""
+
+
+def test_one_cause_has_one_warning(tmp_path: Path) -> None:
+    still = [row(e, alpha=0.0, effective_samples=0.97) for e in range(1, 21)]
+    never = [row(e, alpha=0.1, effective_samples=0.97) for e in range(1, 21)]
+    equal = [row(e, effective_samples=0.9995) for e in range(1, 21)]
+    for name, rows, cause in (("a", still, "α near zero"), ("b", never, "Policy idle"), ("c", equal, "Policy idle")):
+        run = runs.read(write_run(tmp_path / name, rows))
+        assert [sentence.split(":")[0] for sentence in concerns.concerns(run)] == [cause]
 
 
 def test_phases_on_purpose_are_not_warned_of(tmp_path: Path) -> None:
