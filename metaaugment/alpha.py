@@ -8,7 +8,7 @@ from torch import Tensor
 from metaaugment.distributed import rank
 from metaaugment.replay import capturing
 
-LEFT, LEAST = 0.02, 1e-4  # near zero: a fiftieth of the first value, or this
+LEFT, LEAST = 0.05, 1e-4  # near zero: a twentieth of the first value, or this
 LASTING = 100  # steps that it must stay there
 SELDOM = 100  # steps between two looks at it on a GPU, where the host waits for the value
 THIRD = 1.5  # what lies before the last third of the steps so far lies before that of the whole training

@@ -64,7 +64,7 @@ class Entry:
     `locate` finds it under a root, or raises `Missing` (None: it has no place of its own). `sizes`: the sides in pixels
     that can be chosen, `size` the default. `held_out`: the default shares of validation and test images, if they can be
     chosen. `how`: how to get it by its {name}, into a folder {root}. `in_files`: whether its images stay in files, of
-    which parts are seen, instead of in memory.
+    which parts are seen, instead of in memory. `embedded`: whether an installed package holds it, and no folder.
     """
 
     title: str
@@ -77,6 +77,7 @@ class Entry:
     fill: Callable[[Sequence[float]], tuple[int, ...]] = mean_color
     archives: tuple[Archive, ...] = ()
     in_files: bool = False
+    embedded: bool = False
 
 
 TORONTO = "https://www.cs.toronto.edu/~kriz"
@@ -106,6 +107,7 @@ DATASETS: dict[str, Entry] = {
         size=digits.SIZE,
         sizes=range(8, 65),
         fill=black,
+        embedded=True,
     ),
     "cifar10": of_cifar(cifar.CIFAR10, "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
     "cifar100": of_cifar(cifar.CIFAR100, "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),

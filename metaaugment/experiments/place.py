@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from metaaugment.data import DATASETS
 from metaaugment.data.layout import data_root
 from metaaugment.experiments.flags import flags
 from metaaugment.experiments.recipe import Recipe
@@ -15,7 +16,6 @@ from metaaugment.training.json_file import damaged, read_json, write_json
 
 MAX_WORKERS = 128
 MOST_READERS = 16  # unless --workers says how many
-EMBEDDED = ("digits",)  # data sets that lie in no folder of data
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Place:
 
     def remember(self, folder: Path, dataset: str) -> None:
         """Note in the folder of a run or a search where its data lie, if that was said, for `recalled`."""
-        if self.data is None or dataset in EMBEDDED:
+        if self.data is None or DATASETS[dataset].embedded:
             (folder / PLACE).unlink(missing_ok=True)
         else:
             write_json(folder / PLACE, {"data": os.path.abspath(data_root(self.data))})
