@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -344,23 +343,23 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["before it", "within it"])
-def test_a_folder_that_cannot_be_written_to(early: bool, undisturbed: Path, capsys: Captured, at: Any) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        out, wanted = Path(name) / "run", final(undisturbed)
-        Path(name).chmod(0o777)
-        if early:
-            Path(name).chmod(0o555)
-        at(6, lambda: [path.chmod(0o555) if path.is_dir() else path.chmod(0o444) for path in (out, *out.iterdir())])
-        with ordinary_user():
-            said = sentence(capsys, *DIGITS, "--out", out)
-            assert f"metaaugment: {out}" in said
-            assert "Permission denied" in said
-            if not early:
-                for path in (out, *out.iterdir()):
-                    path.chmod(0o755)
-                assert program(*advised(said)) == 0
-                assert_same(final(out), wanted)
-        Path(name).chmod(0o777)
+def test_a_folder_that_cannot_be_written_to(
+    early: bool, undisturbed: Path, tmp_path: Path, capsys: Captured, at: Any
+) -> None:
+    out = tmp_path / "run"
+    if early:
+        tmp_path.chmod(0o555)
+    at(6, lambda: [path.chmod(0o555) if path.is_dir() else path.chmod(0o444) for path in (out, *out.iterdir())])
+    with ordinary_user():
+        said = sentence(capsys, *DIGITS, "--out", out)
+        assert f"metaaugment: {out}" in said
+        assert "Permission denied" in said
+        if not early:
+            for path in (out, *out.iterdir()):
+                path.chmod(0o755)
+            assert program(*advised(said)) == 0
+            assert_same(final(out), final(undisturbed))
+    tmp_path.chmod(0o755)
 
 
 def test_a_folder_that_is_removed_under_a_run(tmp_path: Path, capsys: Captured, at: Any) -> None:

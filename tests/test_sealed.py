@@ -6,7 +6,6 @@ import os
 import pickle
 import resource
 import stat
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -460,23 +459,21 @@ def test_a_file_may_be_read_by_whom_the_umask_lets(umask: int, file: Path) -> No
     assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask
 
 
-def test_what_is_forbidden_is_an_oserror_that_names_the_file() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        file = folder / "state"
-        sealed.save(file, "test", OLD)
-        file.chmod(0)
-        folder.chmod(0o555)
-        with ordinary_user():
-            with pytest.raises(PermissionError) as caught:
-                sealed.load(file, "test")
-            assert caught.value.filename == str(file)
-            with pytest.raises(OSError, match="Permission denied") as refused:
-                sealed.save(file, "test", NEW)
-            assert refused.value.filename == str(file)
-        folder.chmod(0o755)
-        file.chmod(0o644)
-        assert_old(file)
+def test_what_is_forbidden_is_an_oserror_that_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    sealed.save(file, "test", OLD)
+    file.chmod(0)
+    tmp_path.chmod(0o555)
+    with ordinary_user():
+        with pytest.raises(PermissionError) as caught:
+            sealed.load(file, "test")
+        assert caught.value.filename == str(file)
+        with pytest.raises(OSError, match="Permission denied") as refused:
+            sealed.save(file, "test", NEW)
+        assert refused.value.filename == str(file)
+    tmp_path.chmod(0o755)
+    file.chmod(0o644)
+    assert_old(file)
 
 
 @pytest.mark.parametrize("size", [1, 4, 50_000])

@@ -280,7 +280,7 @@ def test_a_corrupt_image_is_named_or_skipped_and_counted(tmp_path: Path, capsys:
         file.write_bytes(file.read_bytes()[:100])
     sentence = refused(capsys, "train", "folder", "--data", root, *FOLDER, "--out", tmp_path / "error")
     assert any(str(file) in sentence for file in broken)
-    command = sentence.split("with: metaaugment ")[1].split()
+    command = shlex.split(sentence.split("with: metaaugment ")[1])
     assert command[-2:] == ["--resume", str(tmp_path / "error")]
     assert program(*command) == 0, "what it advises works"
     capsys.readouterr()
@@ -637,8 +637,8 @@ def test_files_that_are_no_policies(policy: Path, tmp_path: Path, capsys: Captur
 
 
 def test_a_closed_pipe_does_not_end_a_run(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m metaaugment train digits {' '.join(QUICK)} --out {tmp_path / 'run'} | true"
-    subprocess.run(command, shell=True, check=True)
+    command = [sys.executable, "-m", "metaaugment", "train", "digits", *QUICK, "--out", str(tmp_path / "run")]
+    subprocess.run(f"{shlex.join(command)} | true", shell=True, check=True)
     assert (tmp_path / "run" / "result.json").exists()
 
 
