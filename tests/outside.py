@@ -271,7 +271,7 @@ ENTRIES = (
 def some_search(draw: DrawFn, seeds: Seeds) -> Files:
     settings = vars(SEARCHES["dada"].settings())
     recipe = {**json.loads(seeds.file("run/recipe.json")), "method": "dada"}
-    about = {"recipe": recipe, "settings": settings, "data": "0"}
+    about = {"recipe": recipe, "settings": settings, "data": "0", "threads": 2}
     trials = b"".join(json.dumps({"objective": 0.5, "seconds": 1.5, "epoch": i}).encode() + b"\n" for i in range(3))
     return draw(
         among({"search.json": json.dumps(about).encode(), "trials.jsonl": trials}, ("search.json", "trials.jsonl"))
@@ -388,11 +388,13 @@ def unpack_it(folder: Path) -> None:
 def go_on_searching(folder: Path) -> None:
     kind, place = SEARCHES["dada"], replace(HERE, resume=folder)
     recipe = replace(kind.trial(RECIPES["digits"]()), method="dada")
-    found, settings = searching._recorded(kind, recipe, kind.settings(), place, frozenset())
+    found, settings, threads = searching._recorded(kind, recipe, kind.settings(), place, frozenset())
     validity.check(found)
     settings.check()
     about = read_json(folder / "search.json")
     check_identity(folder / "search.json", about, {"recipe": found.to_json(), "data": "0"})
+    torch.set_num_threads(place.computing(threads))
+    torch.set_num_threads(1)
 
 
 def account(folder: Path) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from metaaugment import cli
 from metaaugment.baselines import published
-from metaaugment.baselines.found import Function
+from metaaugment.baselines.found import FoundPolicy, Function
 from metaaugment.baselines.schedule import Schedule
 from metaaugment.baselines.sub_policies import SubPolicies
 from metaaugment.data import DataSet, dataset
@@ -27,6 +28,7 @@ from metaaugment.experiments.paper import RECIPES
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.experiments.run import train
+from metaaugment.sealed import Damaged
 from metaaugment.search import faa, pba
 from metaaugment.search.kinds import SEARCHES
 from metaaugment.search.laboratory import TRIALS, Laboratory
@@ -195,6 +197,31 @@ def test_the_way_to_go_on_names_where_trials_are_made(tmp_path: Path, capsys: py
     with pytest.raises(Interrupted):
         search(finder(stop_after=0), recipe(), Settings(helpers=4), place, Console(soft_wrap=True))
     assert f"--resume {tmp_path / 's'} --helpers 4" in capsys.readouterr().out
+
+
+def test_it_keeps_the_threads_that_it_began_with(tmp_path: Path) -> None:
+    """With others it would find another policy than a search that was not stopped."""
+    threads = []
+
+    def counting(kind: Kind) -> Kind:
+        def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
+            threads.append(torch.get_num_threads())
+            return kind.find(lab, settings)
+
+        return replace(kind, find=find)
+
+    with pytest.raises(Interrupted):
+        search(counting(finder(stop_after=1)), recipe(), Settings(), Place(out=tmp_path / "s", threads=2), QUIET)
+    begun = (tmp_path / "s" / "search.json").read_text()
+    assert json.loads(begun)["threads"] == 2
+    for wrong in (0, "two"):
+        (tmp_path / "s" / "search.json").write_text(json.dumps(json.loads(begun) | {"threads": wrong}))
+        with pytest.raises(Damaged, match=rf"search\.json cannot be understood: --threads is {wrong!r}; it must be"):
+            search(finder(), recipe(), Settings(), Place(resume=tmp_path / "s"), QUIET)
+    (tmp_path / "s" / "search.json").write_text(begun)
+    search(counting(finder()), recipe(), Settings(), Place(resume=tmp_path / "s"), QUIET)
+    assert threads == [2, 2]
+    assert torch.get_num_threads() == 1, "as before"
 
 
 def test_a_resume_that_fails_loses_nothing(tmp_path: Path) -> None:

@@ -426,7 +426,7 @@ def test_the_command_that_goes_on_says_all_that_was_said_of_the_place(tmp_path: 
     """Read by the parser of the program it is the same place; --tensorboard and --no-capture were left out."""
     place = Place(
         tmp_path, None, tmp_path / "run", "cpu", "float64", deterministic=True, capture=False, workers=3,
-        corrupt="skip", tensorboard=True,
+        threads=2, corrupt="skip", tensorboard=True,
     )  # fmt: skip
     assert all(getattr(place, field.name) != field.default for field in fields(Place) if field.name != "out")
     words = shlex.split(place.command("digits", tmp_path / "run"))

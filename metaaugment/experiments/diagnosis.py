@@ -19,12 +19,13 @@ import torch
 from metaaugment.data.batches import Batches, once
 from metaaugment.data.splits import Split
 from metaaugment.experiments.alignment import REPEATS, SMALLEST, Samples, Steps, collect, halves
-from metaaugment.experiments.prediction import by_image, correlation, one_thread, predictability
+from metaaugment.experiments.prediction import by_image, correlation, predictability
 from metaaugment.learner import Learner
 from metaaugment.policy import FeaturePolicy, innermost, seen_by
 from metaaugment.seeds import JUDGES, derived_seed
 from metaaugment.training.evaluation import evaluate
 from metaaugment.training.json_file import is_number
+from metaaugment.training.machine import threads
 
 MANY = 20_000  # fewer samples may find less: for WRN-40-2 on CIFAR-100, 8,192 found 0.15 and 38,400 found 0.21
 
@@ -255,7 +256,8 @@ def diagnose(
         check_enough(validation, samples, batch)
     seen = collect(learner, train, validation, samples, seed, steps)
     predicted: dict[str, list[float]] = {name: [] for name in INPUTS}
-    with one_thread():
+    # Networks as small as these gain nothing from several, which wait for each other while other processes compute.
+    with threads(1):
         for turn in steps(range(REPEATS * len(INPUTS)), "what can be predicted"):
             repeat, name = turn // len(INPUTS), list(INPUTS)[turn % len(INPUTS)]
             drawn = derived_seed(seed, JUDGES, repeat)

@@ -6,15 +6,18 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from metaaugment.data import DATASETS
 from metaaugment.data.layout import data_root
-from metaaugment.experiments.flags import flags
+from metaaugment.experiments.flags import flags, refuse
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.sealed import Damaged
 from metaaugment.training.folder import PLACE
 from metaaugment.training.json_file import damaged, read_json, write_json
+from metaaugment.training.machine import cores
 
-MAX_WORKERS = 128
+MAX_WORKERS, MAX_THREADS = 128, 1024
 MOST_READERS = 16  # unless --workers says how many
 
 
@@ -38,6 +41,8 @@ class Place:
     """Replay steps on a GPU as CUDA graphs; no effect with several processes or with --deterministic."""
     workers: int | None = None
     """Processes that read image files, and as many again during evaluation; by default one per core, at most 16."""
+    threads: int | None = None
+    """Threads of each process that compute on a CPU; by default one per core, and as many as before on --resume."""
     corrupt: Literal["error", "skip"] = "error"
     """What to do about image files that cannot be read: stop with an error, or skip and count them."""
     tensorboard: bool = False
@@ -46,15 +51,21 @@ class Place:
     def check(self) -> None:
         if self.workers is not None and not 0 <= self.workers <= MAX_WORKERS:
             raise ValueError(f"--workers is {self.workers}; it must be 0 to {MAX_WORKERS}")
+        check_threads(self.threads)
 
     @property
     def readers(self) -> int:
         if self.workers is not None:
             return self.workers
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # torchrun's
-        # Not every system says which cores a process may use.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, min(MOST_READERS, cores // processes))
+        return min(MOST_READERS, own_cores())
+
+    def computing(self, begun_with: int | None = None) -> int:
+        """The number of threads that compute: those asked for, or those that a run or a search was begun with.
+
+        By default they do not depend on how busy the cores are: with another number, sums are rounded differently.
+        """
+        # torch's own number is that of all cores, or OMP_NUM_THREADS.
+        return self.threads or begun_with or min(torch.get_num_threads(), own_cores())
 
     def folder(self, recipe: Recipe, among: str) -> Path:
         """The folder of a run or a search; if none is named, one in the folder `among`."""
@@ -103,3 +114,13 @@ class Place:
     def flags(self) -> list[str]:
         """Its flags, but for the folder of the run, which differs from one run to the next."""
         return flags(self, Place(), (field.name for field in fields(self) if field.name not in ("out", "resume")))
+
+
+def check_threads(number: int | None) -> None:
+    good = number is None or (isinstance(number, int) and 1 <= number <= MAX_THREADS)
+    refuse("threads", number, good, f"1 to {MAX_THREADS}")
+
+
+def own_cores() -> int:
+    """The share of the cores that a process has among those that train together on this machine."""
+    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # torchrun's

@@ -1,8 +1,7 @@
 """How well the alignment of training samples can be predicted from what a policy may see of them."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -63,20 +62,6 @@ def predictability(samples: Samples, names: Sequence[str], one: Tensor, other: T
         if (score := correlation(said[stop], s[stop])) > best:
             best, found = score, correlation(said[judge], other[judge])
     return found
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """A context with one thread.
-
-    Small networks gain nothing from several, which wait for each other while other processes compute: four processes
-    at once, of 16 threads each, took more than twice as long on 2 cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def by_image(place: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,7 +19,7 @@ from metaaugment.experiments.flags import check_agreement
 from metaaugment.experiments.messages import conclude, fault_in_words, introduce, say_idle
 from metaaugment.experiments.outcome import write_result
 from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
+from metaaugment.experiments.place import Place, check_threads
 from metaaugment.experiments.recipe import Recipe
 from metaaugment.seeds import LOOKS, ORDER, VALIDATION_ORDER, derived_seed
 from metaaugment.training import checkpoint
@@ -29,7 +29,7 @@ from metaaugment.training.interruption import Interrupted, Interruption, heeding
 from metaaugment.training.json_file import read_json, write_json
 from metaaugment.training.launch import launch, restarted
 from metaaugment.training.look import Look
-from metaaugment.training.machine import deterministic
+from metaaugment.training.machine import deterministic, threads
 from metaaugment.training.progress import Bar, Lines, TensorBoard
 from metaaugment.training.schedule import cosine
 from metaaugment.training.trainer import Phase, Trainer, Watcher, check_identity
@@ -55,6 +55,7 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
         watchers += [TensorBoard(out)] if place.tensorboard else []
     with contextlib.ExitStack() as stack:
         stack.enter_context(deterministic() if place.deterministic else contextlib.nullcontext())
+        stack.enter_context(threads(place.computing()))
         result = first(lambda: _enter(out, resumed, stack))
         if result is not None:
             first(lambda: _note_policy(experiment, out))
@@ -63,6 +64,9 @@ def train(recipe: Recipe, place: Place, console: Console, said: Collection[str] 
         reader = Reader(place.readers, place.corrupt == "skip")
         training = trainer(experiment, place, out, reader, watchers)
         began = training.resume() if resumed else False
+        with checkpoint.understood(out):
+            check_threads(training.threads)
+            torch.set_num_threads(place.computing(training.threads))
         # For a continued run this updates where its data and policy lie, now that they are known to be the same.
         first(lambda: place.remember(out, recipe.dataset))
         first(lambda: write_json(out / run_folder.RECIPE, recipe.to_json()))

@@ -30,6 +30,8 @@ def share(
     """Call target(lab, index, *arguments) in several processes, each with a laboratory of its own, spread over the
     GPUs; `look` is called repeatedly meanwhile.
 
+    Each computes with as many threads as this one: what is found must not depend on the number of processes.
+
     What a killed process leaves unfinished, the others may do; the caller starts what is left again.
     """
     before, looked = len(lab.trials()), time.monotonic()
@@ -41,7 +43,8 @@ def share(
             looked = time.monotonic()
             look()
 
-    tasks = [(target, lab.recipe, lab.place, lab.folder, processes, index, arguments) for index in range(processes)]
+    common = target, lab.recipe, lab.place, lab.folder, torch.get_num_threads()
+    tasks = [(*common, index, arguments) for index in range(processes)]
     dead = work(_take_part, tasks, meanwhile)
     look()  # at what the last of them noted on its way out
     if dead and len(lab.trials()) == before:
@@ -58,12 +61,12 @@ def _take_part(
     recipe: Recipe,
     place: Place,
     folder: Path,
-    processes: int,
+    threads: int,
     index: int,
     arguments: Sequence[Any],
     interruption: Interruption,
 ) -> None:
-    torch.set_num_threads(max(1, torch.get_num_threads() // processes))
+    torch.set_num_threads(threads)
     data = data_of(recipe, place, Console(quiet=True))
     lab = Laboratory(recipe, place, data, folder, Console(quiet=True), interruption)
     if lab.device.type == "cuda":

@@ -130,7 +130,7 @@ class RayPopulation:
         task = Task(lab.recipe, place, lab.data, folder, functions, interval, Path.cwd())
         shutil.rmtree(folder / ROOMS, ignore_errors=True)  # of workers that were killed
         progress = population.Progress(lab, number, interval)
-        with _session(self.workers, self.address, lab.device.type), _watched(lab, progress):
+        with _session(self.workers, self.address, lab.device.type, place.threads or 1), _watched(lab, progress):
             share = _share(self.workers, lab.device.type)
             trainable = tune.with_resources(tune.with_parameters(Worker, task=task), share)
             results = _tuner(folder / RAY_FOLDER, trainable, functions, number).fit()
@@ -186,7 +186,7 @@ def _share(workers: int | None, device: str) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _session(workers: int | None, address: str | None, device: str) -> Iterator[None]:
+def _session(workers: int | None, address: str | None, device: str, threads: int = 1) -> Iterator[None]:
     """Connected to Ray: the one this process already has, the cluster at `address`, or a new one on this machine."""
     with _environment(QUIET):
         if ray.is_initialized():
@@ -197,7 +197,7 @@ def _session(workers: int | None, address: str | None, device: str) -> Iterator[
         search_path = [str(Path(metaaugment.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         variables = {"PYTHONPATH": os.pathsep.join(search_path), "RAY_CHDIR_TO_TRIAL_DIR": "0"}
         if device == "cpu":
-            variables["OMP_NUM_THREADS"] = "1"  # the trials share the cores already
+            variables["OMP_NUM_THREADS"] = str(threads)  # by default 1: the trials share the cores already
         try:
             _connect(workers, address, variables)
             yield

@@ -16,7 +16,7 @@ from metaaugment.experiments.experiment import data_of
 from metaaugment.experiments.flags import check_agreement, flags
 from metaaugment.experiments.messages import say_data
 from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
+from metaaugment.experiments.place import Place, check_threads
 from metaaugment.experiments.recipe import Recipe, check_kinds
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.search.records import check_rows, understood
@@ -25,7 +25,7 @@ from metaaugment.training.folder import POLICY, SEARCH, TRIALS
 from metaaugment.training.interruption import Interrupted, Interruption
 from metaaugment.training.json_file import read_json, write_json
 from metaaugment.training.log import Row
-from metaaugment.training.machine import commit, machine
+from metaaugment.training.machine import commit, machine, threads
 from metaaugment.training.trainer import check_identity
 from metaaugment.words import duration, number_of
 
@@ -57,8 +57,9 @@ def search(
 
     `said`: as in `check_agreement`.
     """
+    begun_with = None
     if place.resume is not None:
-        recipe, settings = _recorded(kind, recipe, settings, place, said)
+        recipe, settings, begun_with = _recorded(kind, recipe, settings, place, said)
         place = place.recalled(place.resume)
     validity.check(recipe)
     if recipe.policy is not None or place.tensorboard:
@@ -80,11 +81,12 @@ def search(
         say_data(data, console)
     if place.resume is None:
         run_folder.new(folder, "search")
-    with run_folder.locked(folder), Interruption() as interruption:
+    number = place.computing(begun_with)
+    with run_folder.locked(folder), Interruption() as interruption, threads(number):
         if file.exists():
             console.print(f"{folder} is finished already; {file}", soft_wrap=True)
             return file
-        record = about | {"data": data.fingerprint()}
+        record = about | {"data": data.fingerprint(), "threads": number}
         if place.resume is not None:
             _check_same(folder / SEARCH, record)
         place.remember(folder, recipe.dataset)
@@ -136,8 +138,13 @@ def cost_of(lab: Laboratory) -> dict[str, Any]:
     }
 
 
-def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Collection[str]) -> tuple[Recipe, Any]:
-    """What a search to be resumed was begun with; flags that were given must agree with it."""
+def _recorded(
+    kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Collection[str]
+) -> tuple[Recipe, Any, int | None]:
+    """What a search to be resumed was begun with: recipe, settings, and threads, which older records do not say.
+
+    Flags that were given must agree with it, but for the threads.
+    """
     folder = place.resumed("search", SEARCH)
     with understood(folder / SEARCH):
         values = read_json(folder / SEARCH)
@@ -150,11 +157,13 @@ def _recorded(kind: Kind, recipe: Recipe, settings: Any, place: Place, said: Col
         )
     with understood(folder / SEARCH):
         set_then = _settings(kind.settings, values["settings"])
+        begun_with = values.get("threads")
+        check_threads(begun_with)
     check_agreement(folder, recipe, kind.trial(RECIPES[recipe.name]()), found, said)
     free = {name: getattr(settings, name) for name in kind.where}
     set_then = replace(set_then, **free)
     check_agreement(folder, settings, kind.settings(), set_then, said)
-    return found, set_then
+    return found, set_then, begun_with
 
 
 def _settings(settings: type, values: Mapping[str, Any]) -> Any:

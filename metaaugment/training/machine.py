@@ -1,6 +1,7 @@
 """What a run or a bench runs on."""
 
 import contextlib
+import math
 import os
 import platform
 import subprocess
@@ -15,6 +16,7 @@ from metaaugment.version import __version__
 
 CONTINUED = ", continued at "  # between the commits of a run
 UNKNOWN = "unknown"
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of computing, or max, in every so many
 
 
 def choose_device(device: str | None) -> str:
@@ -25,6 +27,27 @@ def choose_device(device: str | None) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device is cuda, but PyTorch finds no CUDA device; leave the flag out to run on the CPU")
     return device
+
+
+def cores() -> int:
+    """Cores that this process may use: those that it is bound to, or fewer if its container gets less of their time."""
+    # Not every system says which cores a process may use.
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        time, period = map(int, QUOTA.read_text().split())
+        return min(bound, math.ceil(time / period))
+    return bound
+
+
+@contextlib.contextmanager
+def threads(number: int) -> Iterator[None]:
+    """A context in which torch computes with this many threads on a CPU."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

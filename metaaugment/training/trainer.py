@@ -105,6 +105,7 @@ class Trainer:
         self.sums = torch.zeros(3, dtype=torch.float64, device=train.device)
         self._iterates: Learner | None = None  # whose steps `_iterate` makes
         self.commit: str | None = None  # of the code that trains it, or several in turn
+        self.threads: int | None = None  # with which its last checkpoint was computed
         self.learner, self.policy_optimizer = self._begin(0, None)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -297,6 +298,7 @@ class Trainer:
             "seconds": self.seconds,
             "identity": self.identity,
             "commit": self.commit,
+            "threads": torch.get_num_threads(),
             "log": self.log.rows,
             "sums": self.sums,
             "network": self.network.state_dict(),
@@ -327,6 +329,7 @@ class Trainer:
         self.sums.copy_(state["sums"])
         found = state.get("commit", UNKNOWN)  # which older checkpoints do not say
         self.commit = None if found is None else str(found)
+        self.threads = state.get("threads")  # nor this
         if self.look is not None:
             self.look.load_state_dict(state.get("look", {}))
         self.train.leave_out(state.get("unreadable", []))  # which older checkpoints do not say
