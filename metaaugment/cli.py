@@ -580,7 +580,8 @@ def program(args: Sequence[str]) -> Group:
         "convergence": convergence,
         "bench": BENCHES,
     }
-    return Group("command", metaaugment.__doc__ or "", commands)
+    about = f"{metaaugment.__doc__}\n`metaaugment --version` prints the version."
+    return Group("command", about, commands)
 
 
 def rewritten(args: Sequence[str]) -> Sequence[str]:

@@ -225,6 +225,8 @@ def test_show_names_the_command_for_a_policy_that_looks_at_labels(tmp_path: Path
 def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert program("--version") == 0
     assert capsys.readouterr().out == f"{ma.__version__}\n"
+    assert program("--help") == 0
+    assert "metaaugment --version" in capsys.readouterr().out
 
 
 def test_files_are_utf8_in_any_locale(tmp_path: Path) -> None:
