@@ -3,7 +3,9 @@
 import json
 import math
 import re
+import shutil
 import statistics
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,21 @@ def test_commands_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert ours
     for words in ours:
         cli.main(words)
+
+
+def test_what_the_commands_leave_in_a_clone_is_nothing_to_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page, the picture and the exported files were untracked files."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    subprocess.run(["git", "init", "-q"], check=True)
+    cli.main(["train", "digits", "--epochs", "1", "--per-class", "20", "--size", "16", "--batch", "50"])
+    run = "runs/digits-metaaugment-seed0"
+    shown = re.findall(r"metaaugment ((?:report|export|ops --picture) [^`#\n]*)", README)
+    assert {words.split()[0] for words in shown} == {"report", "export", "ops"}
+    for words in shown:
+        cli.main([run if word.startswith("runs/") else word for word in words.split()])
+    status = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)
+    assert status.stdout.split() == ["??", ".gitignore"]
 
 
 def test_long_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
