@@ -7,9 +7,13 @@ import torch
 GPU, MACHINE = "the memory of the GPU is full", "the memory of this machine is full"
 # What torch and the libraries below it write where they have no exception type for full memory.
 SIGNS = {
+    "CUDA out of memory": GPU,  # as a reader's thread hands on torch.OutOfMemoryError
     "CUDA error: out of memory": GPU,
+    "CUDA driver error: out of memory": GPU,
+    "Triton Error [CUDA]: out of memory": GPU,
     "CUBLAS_STATUS_ALLOC_FAILED": GPU,
     "CUDNN_STATUS_ALLOC_FAILED": GPU,
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": GPU,  # cuDNN 9's name for it
     "DefaultCPUAllocator": MACHINE,
     "Cannot allocate memory": MACHINE,
 }
@@ -18,7 +22,18 @@ LOST = re.compile(r"DataLoader worker \(.*?\) (?:is killed by signal: ([\w ]+)|e
 
 
 def full_memory(error: BaseException) -> str | None:
-    """Which memory an error says is full; None where it says something else."""
+    """Which memory an error says is full, or one that it follows from; None where they say something else.
+
+    A CUDA graph that cannot be captured for lack of memory ends in an error that says only that an earlier one spoiled
+    the capture.
+    """
+    if memory := _said_full(error):
+        return memory
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return before and full_memory(before)
+
+
+def _said_full(error: BaseException) -> str | None:
     if isinstance(error, torch.OutOfMemoryError):
         return GPU
     if isinstance(error, MemoryError):

@@ -51,21 +51,17 @@ def in_a_sentence(args: Sequence[str]) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except ValueError as error:
-        fail(str(error))
     except Parted as error:
         fail(f"{error}; continue from the last checkpoint with --resume, or let torchrun do it with --max-restarts", 1)
-    except (MemoryError, RuntimeError) as error:
-        fault = full_memory(error) or lost_reader(error)
-        if fault is None:
+    except (ValueError, MemoryError, RuntimeError) as error:
+        if memory := full_memory(error):
+            less = "begin again with a smaller --batch, --copies or --policy-batch"  # once begun, a search keeps them
+            fail(f"{memory}; {less if args[:1] == ['search'] else 'free some, or use a machine with more'}")
+        if lost := lost_reader(error):
+            fail(f"{lost}; continue with --resume and fewer --workers")
+        if not isinstance(error, ValueError):
             raise
-        if lost_reader(error):
-            way = "continue with --resume and fewer --workers"
-        elif args[:1] == ["search"]:  # one that was begun keeps its batch size
-            way = "begin again with a smaller --batch, --copies or --policy-batch"
-        else:
-            way = "free some, or use a machine with more"
-        fail(f"{fault}; {way}")
+        fail(str(error))
     except Interrupted as stop:
         sys.exit(128 + stop.signum)
     except KeyboardInterrupt:

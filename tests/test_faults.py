@@ -20,12 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from metaaugment import atomic, sealed
+from metaaugment.bench import ops
 from metaaugment.experiments import run
 from metaaugment.faults import full_memory, lost_reader
+from metaaugment.search import crew
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training import checkpoint, folder, json_file
+from metaaugment.training.interruption import Interruption
 from metaaugment.training.trainer import Trainer, Watcher
 
 from commands import program
@@ -92,9 +96,30 @@ def raises(error: BaseException) -> Callable[[], object]:
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
+NO_ROOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def capture() -> None:
+    """As `torch.cuda.graph` ends: the capture that an error broke off cannot be ended either."""
+    try:
+        raise NO_ROOM
+    finally:
+        raise torch.AcceleratorError(
+            "CUDA error: operation failed due to a previous error during capture\nSearch for `"
+        )
+
+
 FULL = {
-    "torch's allocator on a GPU": raises(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
-    "the driver of a GPU": raises(RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`")),
+    "torch's allocator on a GPU": raises(NO_ROOM),
+    "the driver of a GPU": raises(torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAll")),
+    "the driver of a GPU, of segments that grow": raises(RuntimeError("CUDA driver error: out of memory")),
+    "Triton, which loads a kernel onto a GPU": raises(RuntimeError("Triton Error [CUDA]: out of memory")),
+    "cuBLAS on a GPU": raises(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")),
+    "cuDNN on a GPU": raises(RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")),
+    "a graph captured on a GPU": capture,
+    "a thread that hands over to a GPU": raises(
+        RuntimeError(f"Caught OutOfMemoryError in pin memory thread.\n{NO_ROOM}")
+    ),
     # The words of these are those of the installed versions: more than any machine has is asked for.
     "torch on the CPU": lambda: torch.empty(2**60, dtype=torch.uint8),
     "NumPy": lambda: np.empty(2**60, np.uint8),
@@ -149,6 +174,43 @@ def test_full_memory_elsewhere(
         capsys, *(names.get(word, word) for word in command)
     )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("full", [FULL["a graph captured on a GPU"], FULL["the driver of a GPU"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bench", "ops", "--seconds", "0.01"),
+        ("bench", "step", "--seconds", "0.01", "--batch", "2"),
+        ("bench", "transfer", "--seconds", "0.01", "--batch", "2"),
+        ("diagnose", "RUN", "--samples", "256"),
+        ("show", "POLICY", "IMAGE"),
+        ("search", "dada", "digits", "--epochs", "1", "--out", "search"),
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_full_memory_of_a_gpu_in_any_command(
+    command: tuple[str, ...], full: Any, undisturbed: Path, tmp_path: Path, capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    names = {"RUN": undisturbed, "POLICY": tmp_path / "policy", "IMAGE": tmp_path / "image.png"}
+    Image.new("RGB", (16, 16)).save(names["IMAGE"])
+    assert program("export", undisturbed, names["POLICY"]) == 0
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", lambda *_: full())
+    monkeypatch.setattr(ops, "apply", lambda *_, **__: full())
+    said = sentence(capsys, *(names.get(word, word) for word in command))
+    assert said.startswith("metaaugment: the memory of the GPU is full; ")
+
+
+def out_of_memory(full: Any, interruption: Interruption) -> None:
+    full()
+
+
+def test_full_memory_in_a_process_of_a_search(capfd: pytest.CaptureFixture[str]) -> None:
+    """It counts as killed, for want of memory for all: the others may do its work. It ended in a traceback."""
+    assert crew.work(out_of_memory, [(capture,)], lambda: None) == [1]
+    assert capfd.readouterr().err == "metaaugment: the memory of the GPU is full\n"
 
 
 def test_full_memory_in_a_search(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from metaaugment.data import CorruptImage
 from metaaugment.experiments.experiment import data_of
 from metaaugment.experiments.place import Place
 from metaaugment.experiments.recipe import Recipe
+from metaaugment.faults import full_memory
 from metaaugment.search.laboratory import Laboratory
 from metaaugment.training.interruption import Interrupted, Interruption
 
@@ -124,6 +126,10 @@ def _member(target: Callable[..., None], task: tuple[Any, ...], report: Connecti
         report.send(error)
     except ValueError as error:
         report.send(ValueError(str(error)))
+    except (MemoryError, RuntimeError) as error:
+        if (memory := full_memory(error)) is None:
+            raise
+        sys.exit(f"metaaugment: {memory}")  # like a process that the system kills: others may have enough
 
 
 def _die_with_the_parent() -> None:
