@@ -1,12 +1,6 @@
 """Learn, while an image classifier trains, which data augmentation helps which sample."""
 
-import os
-
-# Threads that wait for each other sleep; OpenMP reads this when torch is imported. By default they spin: on two busy
-# cores two threads trained 3 to 17 times slower than one, and 1.1 to 2.5 times faster if they slept (small-cnn and
-# WRN-40-2). As its numbers do not depend on it, it need not be a flag.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
+from metaaugment.waiting import WAITING  # noqa: F401 - before anything imports torch  # isort: skip
 from metaaugment.data import dataset
 from metaaugment.embedding import embed
 from metaaugment.learner import Learner

@@ -16,7 +16,7 @@ LAYERS = (
     ("baselines", "data", "networks", "sealed", "atomic"),
     ("learner", "capture", "observation", "checks", "finite", "alpha"),
     ("hypergradient", "policy", "sampler", "features", "replay", "batch_norm"),
-    ("embedding", "transformation", "ops", "distributed", "seeds", "faults", "words", "version"),
+    ("embedding", "transformation", "ops", "distributed", "seeds", "faults", "words", "version", "waiting"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The program and the list of public names stand above everything.
