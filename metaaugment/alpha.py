@@ -28,10 +28,10 @@ class AlphaWatch:
 
     def see(self, alpha: Tensor, steps: int) -> None:
         seldom = self.device.type == "cuda" and steps % SELDOM
-        if self.told or not alpha.requires_grad or seldom or capturing(self.device):
+        if self.told or seldom or capturing(self.device):
             return
-        value = float(alpha.detach())
-        if value > self.near_zero:
+        value = float(alpha)
+        if not value <= self.near_zero:
             self.since = None
             return
         self.since = steps if self.since is None else self.since

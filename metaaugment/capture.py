@@ -71,7 +71,7 @@ class CapturedStep:
             kept.copy_(new)
         graph.replay()
         self.learner.steps += 1
-        self.learner.alpha_watch.see(self.learner.alpha, self.learner.steps)
+        self.learner.watch_alpha()
         return seen
 
     def _warm_up(self, batch: tuple[Tensor, ...]) -> Observation:

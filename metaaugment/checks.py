@@ -77,8 +77,9 @@ def check_optimizers(
 
 def _wants_closure(optimizer: object) -> bool:
     """Whether its step cannot be called without a function that computes the loss anew, as that of LBFGS."""
-    step = getattr(optimizer, "step", None)
-    closure = inspect.signature(step).parameters.get("closure") if inspect.ismethod(step) else None
+    # Of its class: a scheduler replaces its own.
+    step = getattr(type(optimizer), "step", None)
+    closure = inspect.signature(step).parameters.get("closure") if inspect.isfunction(step) else None
     return closure is not None and closure.default is closure.empty
 
 
@@ -115,7 +116,8 @@ def check_batch(images: Tensor, labels: Tensor, device: torch.device, what: str)
     if labels.ndim > 2:
         raise ValueError(
             f"the {what} labels have shape {list(labels.shape)}, as masks have; transformations move images, but no "
-            f"masks, so a label is one number or one row per image: [{len(labels)}], or [{len(labels)}, classes]"
+            f"masks, so a label is one number or one row per image: [{len(labels)}], or [{len(labels)}, classes]; "
+            "flatten what is no mask"
         )
 
 

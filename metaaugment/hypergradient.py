@@ -27,6 +27,8 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 from torch.nn.utils import parametrize
 
+from metaaugment.replay import capturing
+
 Parameters = dict[str, nn.Parameter]
 Gradient = Sequence[Tensor]
 
@@ -99,7 +101,7 @@ def inner(one: Gradient, other: Gradient) -> Tensor:
 
 
 def _flat(gradient: Gradient) -> Float[Tensor, " w"]:
-    parts = [torch.view_as_real(part) if part.is_complex() else part for part in gradient]
+    parts = [torch.view_as_real(part.resolve_conj()) if part.is_complex() else part for part in gradient]
     flat = torch.cat([part.reshape(-1) for part in parts])
     return flat.to(torch.promote_types(flat.dtype, torch.float32))
 
@@ -232,28 +234,42 @@ def unhooked(parameters: Sequence[Tensor]) -> Iterator[None]:
             of_one.update(before)
 
 
-def hooked(gradient: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient as hooks on its parameters change it: one may clip it, or mask what is not to be trained."""
-    return [_hooked(g, w) for g, w in zip(gradient, parameters, strict=True)]
+def hooked(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient as hooks on its parameters change it: one may clip it, or mask what is not to be trained.
+
+    None, of a parameter that has no part in the pass, becomes zero; as in training, its hooks are not called.
+    """
+    pairs = zip(gradient, parameters, strict=True)
+    return [torch.zeros_like(w) if g is None else _hooked(g, w) for g, w in pairs]
 
 
 def _hooked(gradient: Tensor, w: Tensor) -> Tensor:
-    for hook in (w._backward_hooks or {}).values():
+    hooks = (w._backward_hooks or {}).values()
+    gradient = gradient.clone() if hooks else gradient  # a hook may write into what it is given
+    for hook in hooks:
         result = hook(gradient)
         gradient = gradient if result is None else result
     return gradient
 
 
-def back_through_hooks(v: Gradient, gradient: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+def back_through_hooks(v: Gradient, gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor]:
     """v by the chain rule through what the hooks did to this gradient, which is not what they would do to v."""
     back = list(v)
-    for place, w in enumerate(parameters):
-        if w._backward_hooks:
-            with torch.enable_grad():
-                given = gradient[place].detach().requires_grad_()
-                changed = _hooked(given.clone(), w)
-            known = changed.requires_grad
-            back[place] = torch.autograd.grad(changed, given, v[place])[0] if known else torch.zeros_like(given)
+    for place, (g, w) in enumerate(zip(gradient, parameters, strict=True)):
+        if g is None or not w._backward_hooks:
+            continue
+        with torch.enable_grad():
+            given = g.detach().requires_grad_()
+            changed = _hooked(given, w)
+        if changed.requires_grad:
+            back[place] = torch.autograd.grad(changed, given, v[place])[0]
+        elif not capturing(w.device) and changed.any():
+            raise ValueError(
+                f"a hook on a parameter of shape {list(w.shape)} cuts its result off from the gradient that it is "
+                "given, so that Eq. 3 cannot be taken back through it; leave out no_grad(), detach() and .data inside"
+            )
+        else:
+            back[place] = torch.zeros_like(given)
     return back
 
 

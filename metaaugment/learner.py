@@ -150,7 +150,7 @@ class Learner:
     def observe(self, images: Tensor, labels: Tensor) -> Observation:
         """Algorithm 1, lines 4 and 5: draw transformations, augment, and compute losses and weights."""
         self._clamp_alpha()
-        self.alpha_watch.see(self.alpha, self.steps)
+        self.watch_alpha()
         self.guard.begin()
         seen = self._see(images, labels)
         self.sampler.record(seen.transformation, seen.outputs.detach(), seen.losses.detach())
@@ -181,7 +181,7 @@ class Learner:
                 images, labels = images.repeat_interleave(self.copies, 0), labels.repeat_interleave(self.copies, 0)
             images = self.before(images) if self.before else images
             if self.device.type != "cpu":  # there `apply` checks every batch, elsewhere it clamps
-                self._check_range(images, "training", "bring them there by before=, or in the loader")
+                self._check_range(images, "training", ": bring them there by before=, or in the loader")
             t = drawn(lambda n: self.sampler.sample(n, self.generator), len(images)).to(images.device)
             images = apply(images, t, self.space, self.fill)
             images = self.after(images) if self.after else images
@@ -226,7 +226,15 @@ class Learner:
 
     def due_at(self, step: int) -> bool:
         """Whether a step, counted from 1, updates the policy: every `every`-th does, if there is something to learn."""
-        return step > 0 and step % self.every == 0 and any(p is not self.alpha for p in self.policy_parameters())
+        return step > 0 and step % self.every == 0 and self._learns()
+
+    def _learns(self) -> bool:
+        return any(p is not self.alpha for p in self.policy_parameters())
+
+    def watch_alpha(self) -> None:
+        """Warn once if α has been near 0 for long, and the policy learns in proportion to it."""
+        if self.alpha.requires_grad and self._learns() and objective_of(self.policy) is None:
+            self.alpha_watch.see(self.alpha.detach(), self.steps)
 
     def policy_backward(self, seen: Observation, images: Tensor, labels: Tensor) -> None:
         """Eqs. 2 and 3: add the gradient of the validation loss at ŵ to the `.grad` of θ and α.
@@ -300,8 +308,9 @@ class Learner:
             self.guard.watch(loss, list(self.w.values()))
         return loss
 
-    def inner_gradient(self, seen: Observation, retain_graph: bool) -> tuple[list[Tensor | None], list[Tensor]]:
-        """∇ Σ V_i L_i at w: this process's part, with None for unused parameters, and the sum over all processes."""
+    def inner_gradient(self, seen: Observation, retain_graph: bool) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """∇ Σ V_i L_i at w: this process's part, with None for unused parameters, and the sum over all processes, with
+        zeros where only other processes may use one."""
         refuse_reentrant(seen.losses)
         try:
             own = weighted_gradient(seen.losses, seen.weights, self.w, retain_graph)
@@ -318,13 +327,14 @@ class Learner:
                 "lagged=True, or, before the first pass: import torch._functorch.config; "
                 "torch._functorch.config.donated_buffer = False"
             ) from None
-        parts = own if world_size() == 1 else [None if part is None else part.clone() for part in own]
-        g = filled(parts, list(self.w.values()))
+        if world_size() == 1:
+            return own, own
+        g = filled([None if part is None else part.clone() for part in own], list(self.w.values()))
         add_up(g)
-        return own, g
+        return own, list(g)
 
     def gradient_ahead(
-        self, seen: Observation, g: list[Tensor], images: Tensor, labels: Tensor
+        self, seen: Observation, g: list[Tensor | None], images: Tensor, labels: Tensor
     ) -> tuple[list[Tensor], Tensor]:
         """v = ∇ L_val at ŵ = w − α g, where g is what hooks on w make of it, taken back through them; and ⟨g, v⟩."""
         w = list(self.w.values())
@@ -429,6 +439,7 @@ class Learner:
         self.alpha.copy_(state["alpha"])
         self.guard.count.copy_(state["skipped"])
         self.steps = int(state["steps"])
+        self.alpha_watch.since = None
 
     def _kept(self) -> dict[str, Any]:
         """The parts whose state is kept."""
@@ -599,11 +610,12 @@ class Learner:
 
     def _check_validation(self, images: Tensor, labels: Tensor) -> None:
         check_batch(images, labels, self.device, "validation")
-        self._check_range(images, "validation", "leave normalization to prepare=, which they go through as they are")
+        way = ", as prepare= gets them: leave normalization to it, or scale or clamp them in the loader"
+        self._check_range(images, "validation", way)
 
     def _check_range(self, images: Tensor, what: str, way: str) -> None:
         if images.is_floating_point() and self._to_check(f"{what} images"):
-            check_range(images, f"the {what} images hold", f"they must lie in [0, 1]: {way}")
+            check_range(images, f"the {what} images hold", f"they must lie in [0, 1]{way}")
             self._checked.add(f"{what} images")
 
     def check_optimizers(self, task: Optimizer, policy: Optimizer | None) -> None:

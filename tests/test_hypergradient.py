@@ -96,17 +96,24 @@ class Spectral(nn.Module):
         return self.output(self.enter(filtered.flatten(1)).tanh())
 
 
-def under(hook: Callable[[Tensor], Tensor]) -> nn.Module:
+def under(hook: Callable[[Tensor], Tensor | None], network: nn.Module | None = None) -> nn.Module:
     """With a hook on each parameter, which decides what the inner update makes of the gradient."""
-    network = Convolutional(nn.GroupNorm(2, 8))
+    network = network or Convolutional(nn.GroupNorm(2, 8))
     for parameter in network.parameters():
-        parameter.register_hook(hook)
+        if parameter.requires_grad:
+            parameter.register_hook(hook)
     return network
+
+
+def clip_in_place(gradient: Tensor) -> None:
+    gradient.clamp_(-0.01, 0.01)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "masked": lambda: under(lambda g: g * (torch.arange(g.numel()).view_as(g) % 2)),
     "clipped": lambda: under(lambda g: g.clamp(-0.01, 0.01)),
+    "clipped in place": lambda: under(clip_in_place),
+    "unused under a hook": lambda: under(lambda g: g / g.norm(), Tied()),
     "clipped by norm": lambda: under(lambda g: g * (0.01 / g.norm()).clamp(max=1)),
     "batch norm": lambda: Convolutional(nn.BatchNorm2d(8)),
     "group norm": lambda: Convolutional(nn.GroupNorm(2, 8)),
@@ -115,6 +122,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "tied, frozen, unused": Tied,
     "shared": Recurrent,
     "complex": Spectral,
+    "complex under a hook": lambda: under(lambda g: g.conj(), Spectral()),
     "shake": Shaking,
 }
 
@@ -172,7 +180,17 @@ def test_the_network_keeps_its_parameters(name: str) -> None:
 @pytest.mark.parametrize(("copies", "lagged"), [(1, False), (2, True)])
 @pytest.mark.parametrize("route", ["forward", "unrolled"])
 @pytest.mark.parametrize(
-    "name", ["batch norm", "group norm", "tied, frozen, unused", "masked", "clipped", "clipped by norm"]
+    "name",
+    [
+        "batch norm",
+        "group norm",
+        "tied, frozen, unused",
+        "masked",
+        "clipped",
+        "clipped in place",
+        "clipped by norm",
+        "unused under a hook",
+    ],
 )
 def test_equals_central_differences_of_the_validation_loss(name: str, route: str, copies: int, lagged: bool) -> None:
     """L_val(w − α Σ V_i(θ) ∇L_i(w)) by hand, moved in some entries of θ and in α."""

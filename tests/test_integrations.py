@@ -37,6 +37,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SIDE, CLASSES, N = 16, 5, 12
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALVES = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+LABELS = torch.arange(N) % CLASSES
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 # Lightning's own.
@@ -348,13 +349,39 @@ def test_a_loss_that_is_not_linear_in_weighted_targets_is_refused(name: str) -> 
         loss_fn(logits, targets)
 
 
-def test_a_loss_of_weighted_targets_is_a_plain_tensor() -> None:
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "of another type": lambda targets: targets.to(torch.float64),
+    "a part": lambda targets: targets[:],
+    "with a threshold": lambda targets: (targets > 0.2).float(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_weighted_targets_stay_what_they_are(change: Callable[[Tensor], Tensor]) -> None:
+    _, targets = PolicyMixup(learned(), *IMAGENET, num_classes=CLASSES)(Normalization(*IMAGENET)(photos()), LABELS)
+    with pytest.raises(ValueError, match="only a loss that is linear in them takes"):
+        F.binary_cross_entropy_with_logits(torch.zeros(N, CLASSES), change(targets))
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_a_loss_of_weighted_targets_is_a_plain_tensor(backend: str | None) -> None:
     mixup_fn = PolicyMixup(learned(), *IMAGENET, num_classes=CLASSES)
-    inputs, targets = mixup_fn(Normalization(*IMAGENET)(photos()), torch.arange(N) % CLASSES)
+    inputs, targets = mixup_fn(Normalization(*IMAGENET)(photos()), LABELS)
     logits = small_network()(inputs)
     own, torchs = library("timm.loss").SoftTargetCrossEntropy(), torch.nn.CrossEntropyLoss()
-    assert type(own(logits, targets)) is Tensor
-    torch.testing.assert_close(torchs(logits, targets), own(logits, targets))
+    loss_fn = own if backend is None else torch.compile(own, backend=backend)
+    found = loss_fn(logits, targets)
+    assert type(found) is Tensor
+    torch.testing.assert_close(found, own(logits, targets.as_subclass(Tensor)))
+    torch.testing.assert_close(found, torchs(logits, targets))
+
+
+def test_targets_without_weights_are_for_any_loss() -> None:
+    """Those of a distribution alone are all as heavy."""
+    mixup_fn = PolicyMixup(learned().sampler_only(), *IMAGENET, num_classes=CLASSES, label_smoothing=0.0)
+    _, targets = mixup_fn(Normalization(*IMAGENET)(photos()), LABELS)
+    torch.testing.assert_close(targets, F.one_hot(LABELS, CLASSES).float())
+    library("timm.loss").BinaryCrossEntropy()(torch.zeros(N, CLASSES), targets)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])

@@ -319,8 +319,18 @@ def test_gradient_clipping_and_accumulation_work_as_in_any_loop() -> None:
     assert total == pytest.approx(1e-3, rel=1e-3)
 
 
-Hook = Callable[[Tensor], Tensor]
-HOOKS: dict[str, Hook] = {"doubles": lambda g: 2 * g, "clips": lambda g: g.clamp(-100, 100)}
+Hook = Callable[[Tensor], Tensor | None]
+
+
+def halve_in_place(gradient: Tensor) -> None:
+    gradient.mul_(0.5)
+
+
+HOOKS: dict[str, Hook] = {
+    "doubles": lambda g: 2 * g,
+    "clips": lambda g: g.clamp(-100, 100),
+    "halves in place": halve_in_place,
+}
 
 
 @pytest.mark.parametrize("lagged", [False, True])
@@ -339,7 +349,7 @@ def test_a_hook_on_a_parameter_sees_the_gradient_that_trains_it(hook: Hook, lagg
         joint.weighted_loss(seen).backward()
         found.append((seen.alignment, one.output.weight.grad))
     (alignment, gradient), (under_hook, hooked) = found
-    assert torch.equal(hooked, hook(gradient))
+    assert torch.equal(hooked, gradient if (changed := hook(gradient)) is None else changed)
     if hook is HOOKS["clips"]:
         assert torch.equal(under_hook, alignment)
 
@@ -874,6 +884,12 @@ class OwnDraws(nn.Module):
         return self.inner(images + 0.1 * torch.randn(images.shape, generator=self.generator))
 
 
+def under(hook: Hook) -> nn.Module:
+    network = small()
+    network.output.weight.register_hook(hook)
+    return network
+
+
 MISTAKES = {
     "no linear layer": (lambda: learner(nn.Conv2d(3, 5, 1)), r"no linear layer .* with features="),
     "no such layer": (lambda: learner(features="body.99"), r"features='body.99' is not a layer .* \['output'\]"),
@@ -919,6 +935,13 @@ MISTAKES = {
     "an optimizer that computes losses itself": (
         lambda: (joint := learner()).step(*data(), torch.optim.LBFGS(joint.network.parameters())),
         r"the task optimizer is LBFGS, whose step computes losses itself; use one that follows the gradient",
+    ),
+    "an optimizer that computes losses itself, under a schedule": (
+        lambda: (
+            [(joint := learner(), task := torch.optim.LBFGS(joint.network.parameters()))]
+            and [torch.optim.lr_scheduler.StepLR(task, 1), joint.step(*data(), task, None)]
+        ),
+        r"the task optimizer is LBFGS, whose step computes losses itself",
     ),
     "labels of 32 bits": (
         lambda: learner().observe(data()[0], data()[1].int()),
@@ -969,6 +992,10 @@ MISTAKES = {
         lambda: ma.Learner(net := small(), ma.TransformationSampler(), ma.PolicyNetwork(8), extractor=net),
         r"extractor shares \d+ parameters with the task network, which would be learned twice; leave out extractor=",
     ),
+    "a hook that cuts its result off": (
+        lambda: (joint := learner(under(lambda g: g.detach() / 2))).policy_backward(joint.observe(*data()), *data()),
+        r"a hook on a parameter of shape \[.*\] cuts its result off from the gradient .*; leave out no_grad\(\), det",
+    ),
     "an input changed in place": (
         lambda: learner(InPlace()).observe(*data()),
         r"the network changes its input in place; let it work on a copy",
@@ -992,13 +1019,13 @@ MISTAKES = {
         lambda: (joint := learner(prepare=lambda x: (x - 0.5) / 0.25)).step(
             data()[0] / 255, data()[1], *optimizers(joint), iter([(data()[0] / 127.5 - 1, data()[1])])
         ),
-        r"the validation images hold -\S+; they must lie in \[0, 1\]: leave normalization to prepare=, which they go",
+        r"the validation images hold -\S+; they must lie in \[0, 1\], as prepare= gets them: leave normalization to it",
     ),
     "validation images that only before= would bring into range": (
         lambda: learner(before=lambda x: (x + 1) / 2, prepare=lambda x: x).validation_gradient(
             data()[0] / 127.5 - 1, data()[1]
         ),
-        r"the validation images hold -\S+; they must lie in \[0, 1\]: leave normalization to prepare=",
+        r"the validation images hold -\S+; they must lie in \[0, 1\], as prepare= gets them",
     ),
     "a validation batch of three": (
         lambda: (joint := learner()).step(*data(), *optimizers(joint), iter([(*data(), 0)])),  # type: ignore[list-item]
@@ -1046,7 +1073,7 @@ def test_images_out_of_range_are_refused_on_a_gpu_too() -> None:
     with pytest.raises(ValueError, match=r"the training images hold -\S+; they must lie in \[0, 1\]: bring them there"):
         joint.observe(images / 127.5 - 1, labels)
     seen = joint.observe(images / 255, labels)
-    with pytest.raises(ValueError, match=r"the validation images hold -\S+; they must lie in \[0, 1\]: leave norm"):
+    with pytest.raises(ValueError, match=r"the validation images hold -\S+; they must lie in \[0, 1\], as prep"):
         joint.policy_backward(seen, images / 127.5 - 1, labels)
 
 
@@ -1071,6 +1098,17 @@ def test_an_alpha_that_has_died_is_told_once(dead: tuple[int, int], told: list[i
     for _, message in found:
         assert f"near 0 since step {dead[0]} (now 1e-09)" in message
         assert "clip_grad_norm_(learner.policy_parameters()" in message
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [ma.UniformPolicy(), ma.PolicyNetwork(128).requires_grad_(False), build("regressing-exponential-clue-policy", 128)],
+)
+def test_an_alpha_that_nothing_learns_by_may_be_zero(policy: nn.Module) -> None:
+    """Warnings are errors here."""
+    joint, batch = learner(policy=policy, alpha=0.0), data(2)
+    for _ in range(120):
+        joint.observe(*batch)
 
 
 def test_a_state_that_is_refused_changes_nothing() -> None:

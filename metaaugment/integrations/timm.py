@@ -48,6 +48,7 @@ class PolicyMixup:
         self.policy = NormalizedPolicy(policy, mean, std)
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
+        self._unseen = WATCHED  # batches whose targets are to see what loss takes them
         self.mixup_enabled = True  # timm's script sets it to False from --mixup-off-epoch on
 
     def __call__(
@@ -57,15 +58,19 @@ class PolicyMixup:
         if not self.mixup_enabled:
             return images, targets
         images, weights = self.policy.augment(images, labels)
-        return images, (targets * (weights * len(images) * world_size())[:, None]).as_subclass(WeightedTargets)
+        targets = targets * (weights * len(images) * world_size())[:, None]
+        self._unseen -= 1
+        watched = self._unseen >= 0 and self.policy.policy.extractor is not None  # with p alone, weights are equal
+        return images, targets.as_subclass(WeightedTargets) if watched else targets
 
 
 class WeightedTargets(Tensor):
-    """One-hot targets times weights, up to several; refused by what is not linear in a target, which would ignore how
-    much its sample counts. What is computed from them is a plain tensor."""
+    """One-hot targets times weights, refused by losses that are not linear in them, under which a weight would not be
+    how much its sample counts. What is computed from them is a plain tensor."""
 
     @classmethod
-    def __torch_function__(
+    @torch.compiler.disable  # a compiled loss takes no subclass; its graph breaks here instead
+    def __torch_function__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -76,13 +81,19 @@ class WeightedTargets(Tensor):
                 "PolicyMixup)"
             )
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+        return result.as_subclass(cls) if func in STILL_TARGETS else result
 
 
-# Losses, and what losses do with a target: 1 − target, and a threshold.
+WATCHED = 8  # batches: long enough to meet the loss of a training
+# Losses, and 1 − target, which is in others.
 NOT_LINEAR = {
-    F.binary_cross_entropy_with_logits, F.binary_cross_entropy, F.mse_loss, F.l1_loss, F.smooth_l1_loss,
-    F.huber_loss, Tensor.__rsub__, Tensor.gt, Tensor.__gt__,
+    F.binary_cross_entropy_with_logits, torch.binary_cross_entropy_with_logits, F.binary_cross_entropy, F.mse_loss,
+    F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, F.multilabel_soft_margin_loss, Tensor.__rsub__,
+}  # fmt: skip
+STILL_TARGETS = {
+    Tensor.to, Tensor.cuda, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.clone, Tensor.detach,
+    Tensor.contiguous, Tensor.__getitem__, Tensor.gt, Tensor.__gt__, Tensor.ge, Tensor.__ge__,
 }  # fmt: skip
 
 
