@@ -33,6 +33,11 @@ def small() -> nn.Module:
     return ma.network("small-cnn", CLASSES)
 
 
+def quick() -> nn.Module:
+    """For loops of many steps."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(768, CLASSES))
+
+
 def data(n: int = 16) -> tuple[Tensor, Tensor]:
     return torch.randint(0, 256, (n, 3, 16, 16), dtype=torch.uint8), torch.randint(0, CLASSES, (n,))
 
@@ -1087,7 +1092,7 @@ def test_images_out_of_range_are_refused_on_a_gpu_too() -> None:
     ],
 )
 def test_an_alpha_that_has_died_is_told_once(dead: tuple[int, int], told: list[int]) -> None:
-    joint, batch, found = learner(policy=ma.FeaturePolicy(128)), data(2), []
+    joint, batch, found = learner(quick(), policy=ma.FeaturePolicy(768)), data(2), []
     for step in range(240):
         joint.alpha.data.fill_(1e-9 if dead[0] <= step < dead[1] else 0.1)
         with warnings.catch_warnings(record=True) as caught:
@@ -1102,11 +1107,11 @@ def test_an_alpha_that_has_died_is_told_once(dead: tuple[int, int], told: list[i
 
 @pytest.mark.parametrize(
     "policy",
-    [ma.UniformPolicy(), ma.PolicyNetwork(128).requires_grad_(False), build("regressing-exponential-clue-policy", 128)],
+    [ma.UniformPolicy(), ma.PolicyNetwork(768).requires_grad_(False), build("regressing-exponential-clue-policy", 768)],
 )
 def test_an_alpha_that_nothing_learns_by_may_be_zero(policy: nn.Module) -> None:
     """Warnings are errors here."""
-    joint, batch = learner(policy=policy, alpha=0.0), data(2)
+    joint, batch = learner(quick(), policy=policy, alpha=0.0), data(2)
     for _ in range(120):
         joint.observe(*batch)
 
