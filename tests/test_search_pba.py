@@ -683,6 +683,29 @@ def test_ray_ends_in_a_file_though_a_worker_is_killed(
 
 
 @ray_warnings
+def test_trials_that_ray_begins_anew_have_a_policy(ray_session: str, tmp_path: Path) -> None:
+    """Those that its last record does not have, because it was made before they had begun."""
+    from metaaugment.search import ray_population
+
+    class Told(ray_population.tune.Trainable):
+        def step(self) -> dict[str, Any]:
+            return {"objective": float(len(self.config["policy"])), "done": True}
+
+        def save_checkpoint(self, checkpoint_dir: str) -> None:
+            Path(checkpoint_dir, "content").touch()
+
+    functions = Functions(("Rotate", "Color"), "autoaugment", "here")
+    ray_population._tuner(tmp_path / "ray", Told, functions, 2).fit()
+    (record,) = (tmp_path / "ray").glob("experiment_state-*.json")
+    record.write_text(json.dumps(json.loads(record.read_bytes()) | {"trial_data": []}))
+    (begun,) = (tmp_path / "ray").glob("basic-variant-state-*.json")
+    begun.unlink()
+    results = ray_population._tuner(tmp_path / "ray", Told, functions, 2).fit()
+    assert len(results) > 0
+    assert results.num_errors == 0
+
+
+@ray_warnings
 def test_ray_stops_at_a_signal_and_goes_on(ray_session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for the intervals under way, which would go on for ten minutes."""
     from metaaugment.search import ray_population

@@ -150,8 +150,10 @@ class RayPopulation:
 
 def _tuner(folder: Path, trainable: Any, functions: Functions, number: int) -> tune.Tuner:
     """A new tuner, or the one of this folder, restored where it stopped."""
+    space = {"policy": functions.start()}
     if tune.Tuner.can_restore(str(folder)) and any(folder.glob("experiment_state-*.json")):
-        return tune.Tuner.restore(str(folder), trainable, resume_errored=True)
+        # Ray keeps no space, but begins trials anew that its last record did not have yet.
+        return tune.Tuner.restore(str(folder), trainable, resume_errored=True, param_space=space)
     shutil.rmtree(folder, ignore_errors=True)
     scheduler = PopulationBasedTraining(
         "training_iteration", "objective", "max", perturbation_interval=1, quantile_fraction=QUANTILE,
@@ -159,7 +161,7 @@ def _tuner(folder: Path, trainable: Any, functions: Functions, number: int) -> t
     )  # fmt: skip
     return tune.Tuner(
         trainable,
-        param_space={"policy": functions.start()},
+        param_space=space,
         tune_config=tune.TuneConfig(num_samples=number, scheduler=scheduler, reuse_actors=True),
         run_config=tune.RunConfig(
             folder.name,
