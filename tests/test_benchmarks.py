@@ -82,6 +82,7 @@ def test_judged_magnitudes_are_relative_to_the_average(unfinished: Path, tmp_pat
         assert quarters.std() > 0
 
 
+@pytest.mark.slow
 def test_whole_training_is_timed_beside_bare_steps(tmp_path: Path) -> None:
     args = ("digits", "--epochs", 2, "--repeats", 1, "--variants", "metaaugment lagged every 8", "--device", "cpu")
     benchmark("training.py", *args, "--out", tmp_path / "found.json")
@@ -91,6 +92,7 @@ def test_whole_training_is_timed_beside_bare_steps(tmp_path: Path) -> None:
     assert joint["epoch_over_bare"] == pytest.approx(joint["epoch_seconds"] / joint["bare_seconds"])
 
 
+@pytest.mark.slow
 def test_departures_are_measured_once_each(tmp_path: Path) -> None:
     variants = ("baseline", "baseline, validation images too")
     args = ("--recipe", "digits", "--per-class", 20, "--epochs", 1, "--seeds", 1, "--processes", 1)
@@ -104,6 +106,7 @@ def test_departures_are_measured_once_each(tmp_path: Path) -> None:
     assert (more["variant"], more["images"]) == (variants[1], 200 + 10 * 10)
 
 
+@pytest.mark.slow
 def test_a_departure_that_was_stopped_knows_its_time_and_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

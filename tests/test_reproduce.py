@@ -1149,6 +1149,7 @@ def test_a_run_whose_policy_never_comes_says_whose_it_is_and_what_makes_it(
     assert (there, named) == (here, report)
 
 
+@pytest.mark.slow
 def test_a_policy_is_searched_for_once_and_then_trained_under(tmp_path: Path) -> None:
     entry = Entry("dada", {"method": "dada", "per_class": 10}, search={"epochs": 1, "per_class": 10})
     row, here, said = replace(ROWS["digits"], entries=(entry,)), where(tmp_path), io.StringIO()

@@ -705,6 +705,7 @@ def test_trials_that_ray_begins_anew_have_a_policy(ray_session: str, tmp_path: P
     assert results.num_errors == 0
 
 
+@pytest.mark.slow
 @ray_warnings
 def test_ray_stops_at_a_signal_and_goes_on(ray_session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for the intervals under way, which would go on for ten minutes."""
