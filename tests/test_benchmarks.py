@@ -57,6 +57,7 @@ def test_each_says_what_it_takes(name: str) -> None:
     assert "--out" in benchmark(name, "--help")
 
 
+@pytest.mark.slow
 def test_a_look_ahead_by_zero_is_the_gradient_at_w(unfinished: Path, tmp_path: Path) -> None:
     found = looked("look_ahead.py", unfinished, tmp_path, "--batches", 1, "--validation", 60)
     assert found["samples"] == 50
@@ -73,6 +74,7 @@ def test_a_look_ahead_by_zero_is_the_gradient_at_w(unfinished: Path, tmp_path: P
     assert len(set(means)) == len(means)
 
 
+@pytest.mark.slow
 def test_judged_magnitudes_are_relative_to_the_average(unfinished: Path, tmp_path: Path) -> None:
     found = looked("judged_magnitudes.py", unfinished, tmp_path, "--batches", 20)
     assert found["samples"] == 20 * 50

@@ -92,6 +92,7 @@ def test_what_a_frozen_policy_could_learn_a_trained_one_has_learned() -> None:
     assert learned.verdict().startswith("It learned: ")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_nothing_can_be_learned_from_shuffled_labels() -> None:
     assert found(3e-3, shuffled=True).verdict().startswith("Nothing can be learned: the network is right on ")

@@ -244,6 +244,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_every_link_leads_somewhere(site: Path) -> None:
     found = {page: Links(page) for page in site.glob("*.html")}
     assert found.keys() >= {site / page.with_suffix(".html").name for page in PAGES}
