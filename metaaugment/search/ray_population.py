@@ -14,6 +14,7 @@ import shlex
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -221,10 +222,13 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 def _connect(workers: int | None, address: str | None, variables: dict[str, str]) -> None:
     here: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False} if address is None else {}
+    environment: dict[str, Any] = {"env_vars": variables}
+    if address is None:  # Ray hands it to a shell as it is, and waits for ever where its path has a space
+        environment["py_executable"] = shlex.quote(sys.executable)
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
-            address or "local", runtime_env={"env_vars": variables}, log_to_driver=False,
+            address or "local", runtime_env=environment, log_to_driver=False,
             logging_level=logging.CRITICAL, **here,
         )  # fmt: skip
     except (ConnectionError, TimeoutError, RuntimeError) as error:
