@@ -28,7 +28,7 @@ bench: .venv/peers  ## speed beside the peers
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lab,dev]'
 	@touch $@
 
 # The libraries that `bench` compares with, and those that a policy can be used in; without their own requirements, which

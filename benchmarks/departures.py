@@ -20,14 +20,14 @@ import torch
 import tyro
 from rich.console import Console
 
-from metaaugment.bench.record import write
-from metaaugment.data import DataSet, Images
-from metaaugment.data.batches import once
-from metaaugment.experiments.experiment import data_of
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.search.laboratory import Laboratory
-from metaaugment.training.evaluation import evaluate
+from metaaugment.lab.bench.record import write
+from metaaugment.lab.data import DataSet, Images
+from metaaugment.lab.data.batches import once
+from metaaugment.lab.experiments.experiment import data_of
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.search.laboratory import Laboratory
+from metaaugment.lab.training.evaluation import evaluate
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,17 @@ import tyro
 from PIL import Image
 from rich.console import Console
 
-from metaaugment.bench.record import write
-from metaaugment.data import DataSet, dataset
-from metaaugment.data.batches import Batches, Reader
-from metaaugment.data.files import IMAGENET_MEAN, IMAGENET_STD
-from metaaugment.data.images import Images
-from metaaugment.experiments import run
-from metaaugment.experiments.experiment import assemble
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
-from metaaugment.training.machine import choose_device
+from metaaugment.lab.bench.record import write
+from metaaugment.lab.data import DataSet, dataset
+from metaaugment.lab.data.batches import Batches, Reader
+from metaaugment.lab.data.files import IMAGENET_MEAN, IMAGENET_STD
+from metaaugment.lab.data.images import Images
+from metaaugment.lab.experiments import run
+from metaaugment.lab.experiments.experiment import assemble
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.training.machine import choose_device
 
 # What is trained: the method, and the steps from one policy update to the next.
 VARIANTS = {"baseline": ("baseline", 1), "randaugment": ("randaugment", 1), "lagged every 8": ("metaaugment", 8)}

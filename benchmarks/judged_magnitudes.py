@@ -15,10 +15,10 @@ import tyro
 from over_runs import Runs
 from torch import Tensor
 
-from metaaugment.experiments.prediction import correlation
+from metaaugment.lab.experiments.prediction import correlation
+from metaaugment.lab.seeds import SAMPLES, derived_seed
+from metaaugment.lab.training.trainer import Trainer
 from metaaugment.ops import MAX_MAGNITUDE, PAPER_OPS
-from metaaugment.seeds import SAMPLES, derived_seed
-from metaaugment.training.trainer import Trainer
 
 QUARTERS = 4
 

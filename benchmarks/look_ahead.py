@@ -15,9 +15,9 @@ import tyro
 from over_runs import Runs
 from torch import Tensor
 
-from metaaugment.data.batches import Batches
-from metaaugment.experiments.prediction import correlation
-from metaaugment.training.trainer import Trainer
+from metaaugment.lab.data.batches import Batches
+from metaaugment.lab.experiments.prediction import correlation
+from metaaugment.lab.training.trainer import Trainer
 
 MULTIPLES = (0, 1, 3, 10)  # with momentum 0.9, a gradient moves w by ten steps in the end
 

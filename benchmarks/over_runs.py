@@ -9,10 +9,10 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.run import as_it_was
-from metaaugment.training.machine import choose_device, commit, machine
-from metaaugment.training.trainer import Trainer
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.run import as_it_was
+from metaaugment.lab.training.machine import choose_device, commit, machine
+from metaaugment.lab.training.trainer import Trainer
 
 
 @dataclass

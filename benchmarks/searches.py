@@ -24,28 +24,28 @@ import torch
 import tyro
 from rich.console import Console
 
-from metaaugment.baselines import published
-from metaaugment.baselines.controller import FUNCTIONS, LEVELS, PROBABILITIES
-from metaaugment.baselines.found import FoundPolicy, Function
-from metaaugment.baselines.schedule import Schedule
-from metaaugment.baselines.sub_policies import SubPolicies
-from metaaugment.bench.record import write
-from metaaugment.data import DataSet, dataset
-from metaaugment.data.batches import once
-from metaaugment.data.splits import split
-from metaaugment.experiments.experiment import assemble
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
+from metaaugment.lab.baselines import published
+from metaaugment.lab.baselines.controller import FUNCTIONS, LEVELS, PROBABILITIES
+from metaaugment.lab.baselines.found import FoundPolicy, Function
+from metaaugment.lab.baselines.schedule import Schedule
+from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.bench.record import write
+from metaaugment.lab.data import DataSet, dataset
+from metaaugment.lab.data.batches import once
+from metaaugment.lab.data.splits import split
+from metaaugment.lab.experiments.experiment import assemble
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.search import auto_augment, dada, faa, pba
+from metaaugment.lab.search.evolution import MAX_LEVEL, MAX_TENTHS
+from metaaugment.lab.search.kinds import SEARCHES
+from metaaugment.lab.search.laboratory import Laboratory
+from metaaugment.lab.search.relaxed import FUNCTIONS as DADA_FUNCTIONS
+from metaaugment.lab.search.search import search
+from metaaugment.lab.seeds import derived_seed
+from metaaugment.lab.training.evaluation import evaluate
 from metaaugment.ops import PAPER_OPS
-from metaaugment.search import auto_augment, dada, faa, pba
-from metaaugment.search.evolution import MAX_LEVEL, MAX_TENTHS
-from metaaugment.search.kinds import SEARCHES
-from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.relaxed import FUNCTIONS as DADA_FUNCTIONS
-from metaaugment.search.search import search
-from metaaugment.seeds import derived_seed
-from metaaugment.training.evaluation import evaluate
 
 PER_CLASS, CLASSES, RANDOM = 20, 10, 3
 CPU = torch.device("cpu")

@@ -30,7 +30,7 @@ from metaaugment.hypergradient import (
     norm,
     step_length,
 )
-from metaaugment.training.machine import commit, machine
+from metaaugment.lab.training.machine import commit, machine
 
 LENGTHS = (1e-5, 1e-4, 1e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 PRECISIONS = ("float32", "tf32", "bf16") if torch.cuda.is_available() else ("float32", "bf16")

@@ -18,17 +18,17 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional
 
-from metaaugment.bench import step
-from metaaugment.bench.record import timed, write
-from metaaugment.data import DataSet, dataset
-from metaaugment.data.batches import Reader
-from metaaugment.experiments import run
-from metaaugment.experiments.experiment import assemble
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.training.log import Row
-from metaaugment.training.machine import choose_device
-from metaaugment.training.trainer import Trainer, Watcher
+from metaaugment.lab.bench import step
+from metaaugment.lab.bench.record import timed, write
+from metaaugment.lab.data import DataSet, dataset
+from metaaugment.lab.data.batches import Reader
+from metaaugment.lab.experiments import run
+from metaaugment.lab.experiments.experiment import assemble
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.training.log import Row
+from metaaugment.lab.training.machine import choose_device
+from metaaugment.lab.training.trainer import Trainer, Watcher
 
 # What is trained: the method, and the bare step that it is compared with.
 VARIANTS = {

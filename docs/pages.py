@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaaugment import cli
+from metaaugment.lab import cli
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```([^\s`]*)[ ]?(.*?)\n(.*?)^```$|^<!-- (setup)\n(.*?)^-->$", re.DOTALL | re.MULTILINE)

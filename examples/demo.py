@@ -25,17 +25,17 @@ from rich.console import Console
 from rich.table import Table
 
 import metaaugment as ma
-from metaaugment.data import Images
-from metaaugment.experiments import run
-from metaaugment.experiments.export import learned_policy
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
-from metaaugment.report import learned
-from metaaugment.report.picture import save
-from metaaugment.training.json_file import write_json
-from metaaugment.training.machine import commit, machine
-from metaaugment.words import duration
+from metaaugment.lab.data import Images
+from metaaugment.lab.experiments import run
+from metaaugment.lab.experiments.export import learned_policy
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.report import learned
+from metaaugment.lab.report.picture import save
+from metaaugment.lab.training.json_file import write_json
+from metaaugment.lab.training.machine import commit, machine
+from metaaugment.lab.words import duration
 
 METHODS = ("metaaugment", "randaugment", "baseline")  # the longest first, so that no core waits at the end
 

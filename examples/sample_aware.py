@@ -18,7 +18,7 @@ import tyro
 from torch import Tensor, nn
 
 import metaaugment as ma
-from metaaugment.bench import record
+from metaaugment.lab.bench import record
 from metaaugment.ops import INDEX
 
 SIDE, SIZE = 20, 5  # of an image and of its pattern; a move is at most 10/32 of the image: 6 pixels

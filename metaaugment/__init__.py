@@ -1,8 +1,11 @@
 """Learn, while an image classifier trains, which data augmentation helps which sample."""
 
+from typing import TYPE_CHECKING, Any
+
 from metaaugment.waiting import WAITING  # noqa: F401 - before anything imports torch  # isort: skip
-from metaaugment.data import dataset
+from metaaugment._moved import MOVED  # noqa: F401
 from metaaugment.embedding import embed
+from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.learner import Learner
 from metaaugment.networks import network
 from metaaugment.observation import Observation
@@ -17,9 +20,11 @@ from metaaugment.policy import (
     UniformPolicy,
 )
 from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformSampler
-from metaaugment.transfer import LearnedPolicy
 from metaaugment.transformation import Transformation, apply
 from metaaugment.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from metaaugment.lab.data import dataset
 
 __all__ = [
     "OPS",
@@ -43,3 +48,13 @@ __all__ = [
     "embed",
     "network",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`dataset` belongs to the laboratory: without it, nothing of that is imported."""
+    if name != "dataset":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from metaaugment.lab.data import dataset
+
+    globals()[name] = dataset
+    return dataset

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from metaaugment import replay
-from metaaugment.checks import Batch, next_batch, short
+from metaaugment.guard import replay
+from metaaugment.guard.checks import Batch, next_batch, short
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 

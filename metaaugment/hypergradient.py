@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 from torch.nn.utils import parametrize
 
-from metaaugment.replay import capturing
+from metaaugment.guard.replay import capturing
 
 Parameters = dict[str, nn.Parameter]
 Gradient = Sequence[Tensor]

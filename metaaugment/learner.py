@@ -13,13 +13,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from metaaugment import checks
-from metaaugment.alpha import AlphaWatch
-from metaaugment.checks import Batch, check_batch, next_batch, short
 from metaaugment.distributed import add_up, agree, bare, drawn, is_compiled, rank, share, total, world_size
 from metaaugment.embedding import embed
 from metaaugment.features import Features
-from metaaugment.finite import FiniteGuard
+from metaaugment.guard import checks
+from metaaugment.guard.alpha import AlphaWatch
+from metaaugment.guard.checks import Batch, check_batch, next_batch, short
+from metaaugment.guard.finite import FiniteGuard
+from metaaugment.guard.replay import Replay, capturing, copied_buffers, precisions, seeded, undisturbed, unwritten
 from metaaugment.hypergradient import (
     ROUTES,
     Pass,
@@ -39,7 +40,6 @@ from metaaugment.hypergradient import (
 from metaaugment.observation import Observation
 from metaaugment.ops import Space, find_space
 from metaaugment.policy import check_outputs, evidence, is_blind, normalizes, objective_of, weigh
-from metaaugment.replay import Replay, capturing, copied_buffers, precisions, seeded, undisturbed, unwritten
 from metaaugment.sampler import Sampler, check_count
 from metaaugment.transformation import Transformation, apply, check_range
 

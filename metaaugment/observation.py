@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
-from metaaugment.replay import Buffers, Replay
+from metaaugment.guard.replay import Buffers, Replay
 from metaaugment.transformation import Transformation
 
 

@@ -5,11 +5,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-import metaaugment.search.search as searching
-from metaaugment import cli
-from metaaugment.data import download
-from metaaugment.experiments import export, reproduce, run
-from metaaugment.report import watch
+import metaaugment.lab.search.search as searching
+from metaaugment.lab import cli
+from metaaugment.lab.data import download
+from metaaugment.lab.experiments import export, reproduce, run
+from metaaugment.lab.report import watch
 
 
 def program(*args: object) -> int:

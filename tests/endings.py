@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from metaaugment import sealed
-from metaaugment.training import checkpoint
-from metaaugment.training.log import Row
-from metaaugment.training.trainer import Trainer, Watcher
+from metaaugment.files import sealed
+from metaaugment.lab.training import checkpoint
+from metaaugment.lab.training.log import Row
+from metaaugment.lab.training.trainer import Trainer, Watcher
 
 TIMES = ("seconds", "images_per_second", "commit")
 

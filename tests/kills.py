@@ -30,15 +30,17 @@ from typing import Any
 import torch
 
 # What the children need is imported here, once.
-import metaaugment.search.kinds  # noqa: F401
-from metaaugment import LearnedPolicy, cli, sealed
-from metaaugment.baselines import published
-from metaaugment.data import dataset
-from metaaugment.experiments import export, paper, run  # noqa: F401
+import metaaugment.lab.search.kinds  # noqa: F401
+from metaaugment import LearnedPolicy
+from metaaugment.files import sealed
+from metaaugment.lab import cli
+from metaaugment.lab.baselines import published
+from metaaugment.lab.data import dataset
+from metaaugment.lab.experiments import export, paper, run  # noqa: F401
+from metaaugment.lab.report.page import GENERATOR
+from metaaugment.lab.training import checkpoint
+from metaaugment.lab.training.trainer import Trainer
 from metaaugment.observation import Observation
-from metaaugment.report.page import GENERATOR
-from metaaugment.training import checkpoint
-from metaaugment.training.trainer import Trainer
 
 from endings import assert_same, final, rows, timeless
 

@@ -21,32 +21,32 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 from rich.console import Console
 
-import metaaugment.search.search as searching
-from metaaugment import cli
-from metaaugment.baselines import published
-from metaaugment.baselines.schedule import Schedule, ScheduleSampler
-from metaaugment.baselines.sub_policies import SubPolicySampler
-from metaaugment.data import cifar, omniglot
-from metaaugment.data.batches import Reader
-from metaaugment.data.files import ImageFiles
-from metaaugment.data.folder import read_folder
-from metaaugment.data.unpack import unpack
-from metaaugment.experiments import results, run, validity
-from metaaugment.experiments.diagnosis import INPUTS, Correlation, Diagnosis
-from metaaugment.experiments.export import learned_policy
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.tables import folder_name
+import metaaugment.lab.search.search as searching
+from metaaugment.lab import cli
+from metaaugment.lab.baselines import published
+from metaaugment.lab.baselines.schedule import Schedule, ScheduleSampler
+from metaaugment.lab.baselines.sub_policies import SubPolicySampler
+from metaaugment.lab.data import cifar, omniglot
+from metaaugment.lab.data.batches import Reader
+from metaaugment.lab.data.files import ImageFiles
+from metaaugment.lab.data.folder import read_folder
+from metaaugment.lab.data.unpack import unpack
+from metaaugment.lab.experiments import results, run, validity
+from metaaugment.lab.experiments.diagnosis import INPUTS, Correlation, Diagnosis
+from metaaugment.lab.experiments.export import learned_policy
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.tables import folder_name
+from metaaugment.lab.report import diagnosis as diagnosed
+from metaaugment.lab.report import operations, page, preferences
+from metaaugment.lab.report.policies import learned_in_words
+from metaaugment.lab.search.kinds import SEARCHES
+from metaaugment.lab.search.laboratory import Laboratory
+from metaaugment.lab.training.json_file import read_json
+from metaaugment.lab.training.pretrained import load_pretrained
+from metaaugment.lab.training.trainer import Trainer, check_identity
+from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.networks import NETWORKS, network
-from metaaugment.networks.pretrained import load_pretrained
-from metaaugment.report import diagnosis as diagnosed
-from metaaugment.report import operations, page, preferences
-from metaaugment.report.policies import learned_in_words
-from metaaugment.search.kinds import SEARCHES
-from metaaugment.search.laboratory import Laboratory
-from metaaugment.training.json_file import read_json
-from metaaugment.training.trainer import Trainer, check_identity
-from metaaugment.transfer import LearnedPolicy
 
 from spoiled import (
     ODD,
@@ -137,7 +137,7 @@ def some_recipe(draw: DrawFn, content: bytes) -> Files:
 
 @st.composite
 def some_found_policy(draw: DrawFn) -> Files:
-    folder = resources.files("metaaugment.baselines") / "policies"
+    folder = resources.files("metaaugment.lab.baselines") / "policies"
     values = json.loads((folder / f"{draw(st.sampled_from(published.PUBLISHED))}.json").read_text())
     for key in ("sub_policies", "log"):  # a few of them: all would take long to write
         if key in values:

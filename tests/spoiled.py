@@ -15,7 +15,7 @@ from hypothesis.strategies import DrawFn
 from PIL import Image
 from torch import Tensor
 
-from metaaugment import sealed
+from metaaugment.files import sealed
 
 # Substitutes for any JSON value; as text, because not all of them exist as Python values.
 ODD = (

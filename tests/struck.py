@@ -9,10 +9,10 @@ import os
 import signal
 import sys
 
-from metaaugment import cli
 from metaaugment.distributed import rank
+from metaaugment.lab import cli
+from metaaugment.lab.training.trainer import Trainer
 from metaaugment.observation import Observation
-from metaaugment.training.trainer import Trainer
 
 number, struck, step = getattr(signal, sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 add = Trainer._add

@@ -14,14 +14,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import metaaugment as ma
-from metaaugment import sealed
-from metaaugment.baselines.adversarial import AdversarialSampler, rewards
-from metaaugment.baselines.controller import FUNCTIONS, Controller, Reinforce, expected_reward
 from metaaugment.capture import WARM_UP, CapturedStep
-from metaaugment.experiments.methods import METHODS, Method
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.run import train
+from metaaugment.files import sealed
+from metaaugment.lab.baselines.adversarial import AdversarialSampler, rewards
+from metaaugment.lab.baselines.controller import FUNCTIONS, Controller, Reinforce, expected_reward
+from metaaugment.lab.experiments.methods import METHODS, Method
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.run import train
 from metaaugment.ops import INDEX
 from metaaugment.policy import UniformPolicy
 

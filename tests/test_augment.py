@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from metaaugment.data import augment
-from metaaugment.data.images import Images
+from metaaugment.lab.data import augment
+from metaaugment.lab.data.images import Images
 from metaaugment.ops.kernels import cover
 
 CPU = torch.device("cpu")

@@ -16,20 +16,20 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from rich.console import Console
 
 import metaaugment as ma
-from metaaugment import cli
-from metaaugment.baselines import published
-from metaaugment.baselines.found import FoundPolicy, Function, Table
-from metaaugment.baselines.rand_augment import RandAugmentSampler
-from metaaugment.baselines.schedule import Schedule, ScheduleSampler, Stage
-from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
-from metaaugment.experiments import validity
-from metaaugment.experiments.experiment import prepare
-from metaaugment.experiments.methods import METHODS
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.run import train
+from metaaugment.lab import cli
+from metaaugment.lab.baselines import published
+from metaaugment.lab.baselines.found import FoundPolicy, Function, Table
+from metaaugment.lab.baselines.rand_augment import RandAugmentSampler
+from metaaugment.lab.baselines.schedule import Schedule, ScheduleSampler, Stage
+from metaaugment.lab.baselines.sub_policies import SubPolicies, SubPolicySampler
+from metaaugment.lab.experiments import validity
+from metaaugment.lab.experiments.experiment import prepare
+from metaaugment.lab.experiments.methods import METHODS
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.run import train
+from metaaugment.lab.report.policies import in_words
 from metaaugment.ops import INDEX, OPS, find_space
-from metaaugment.report.policies import in_words
 
 QUIET = Console(quiet=True)
 ENHANCE = ("Color", "Contrast", "Brightness", "Sharpness")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from metaaugment.data.batches import Batch, Batches, Reader, on_device, once
-from metaaugment.data.files import CorruptImage, ImageFiles
-from metaaugment.data.images import Images
+from metaaugment.lab.data.batches import Batch, Batches, Reader, on_device, once
+from metaaugment.lab.data.files import CorruptImage, ImageFiles
+from metaaugment.lab.data.images import Images
 
 from trees import write_folder
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from metaaugment.bench import ops, record, step, transfer
+from metaaugment.lab.bench import ops, record, step, transfer
 
 from commands import program
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from metaaugment import sealed
-from metaaugment.data.batches import Batches
-from metaaugment.experiments import run
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.training import checkpoint
-from metaaugment.training.interruption import Interrupted
-from metaaugment.training.machine import single
+from metaaugment.files import sealed
+from metaaugment.lab.data.batches import Batches
+from metaaugment.lab.experiments import run
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.training import checkpoint
+from metaaugment.lab.training.interruption import Interrupted
+from metaaugment.lab.training.machine import single
 
 from endings import Stop
 

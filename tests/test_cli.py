@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 import metaaugment as ma
-from metaaugment import OPS, command
-from metaaugment.report import operations
+from metaaugment import OPS
+from metaaugment.lab import command
+from metaaugment.lab.report import operations
 
 from commands import program
 

@@ -10,11 +10,11 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import metaaugment as ma
-from metaaugment import cli
-from metaaugment.experiments import convergence
-from metaaugment.experiments.convergence import Constants, Eyes, Problem, Rates, Unnormalized
 from metaaugment.hypergradient import ROUTES
-from metaaugment.report import convergence as report
+from metaaugment.lab import cli
+from metaaugment.lab.experiments import convergence
+from metaaugment.lab.experiments.convergence import Constants, Eyes, Problem, Rates, Unnormalized
+from metaaugment.lab.report import convergence as report
 
 from commands import program
 from processes import leave, meet

@@ -21,13 +21,13 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from metaaugment.data import DATASETS, CorruptImage, DataSet, ImageFiles, Images, cifar, dataset, omniglot, status
-from metaaugment.data.files import random_part, read_image
-from metaaugment.data.folder import EXTENSIONS, read_folder
-from metaaugment.data.splits import apportion, split
-from metaaugment.experiments.experiment import data_of
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
+from metaaugment.lab.data import DATASETS, CorruptImage, DataSet, ImageFiles, Images, cifar, dataset, omniglot, status
+from metaaugment.lab.data.files import random_part, read_image
+from metaaugment.lab.data.folder import EXTENSIONS, read_folder
+from metaaugment.lab.data.splits import apportion, split
+from metaaugment.lab.experiments.experiment import data_of
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
 
 from trees import cifar_content, use_cifar, write_cifar10, write_cifar100, write_folder, write_omniglot
 

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 import metaaugment as ma
+from metaaugment.lab.report import learned, photos
+from metaaugment.lab.report.operations import describe
+from metaaugment.learned.source import Source
 from metaaugment.ops import INDEX, find_space
-from metaaugment.report import learned, photos
-from metaaugment.report.operations import describe
-from metaaugment.source import Source
 
 DEMO = Path(__file__).parent.parent / "examples" / "demo.py"
 

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 import metaaugment as ma
-from metaaugment import cli
-from metaaugment.data.batches import Batches
-from metaaugment.data.images import Images
-from metaaugment.experiments import alignment, diagnosis, prediction
-from metaaugment.experiments.alignment import Samples
-from metaaugment.experiments.diagnosis import CLUES, INPUTS, LABEL, PAPER, Correlation, Diagnosis, diagnose
+from metaaugment.lab import cli
+from metaaugment.lab.data.batches import Batches
+from metaaugment.lab.data.images import Images
+from metaaugment.lab.experiments import alignment, diagnosis, prediction
+from metaaugment.lab.experiments.alignment import Samples
+from metaaugment.lab.experiments.diagnosis import CLUES, INPUTS, LABEL, PAPER, Correlation, Diagnosis, diagnose
+from metaaugment.lab.report import diagnosis as report
+from metaaugment.lab.seeds import HALVES, derived_seed
+from metaaugment.lab.training import json_file
+from metaaugment.lab.training.schedule import cosine
 from metaaugment.ops import INDEX
 from metaaugment.policy import build
-from metaaugment.report import diagnosis as report
-from metaaugment.seeds import HALVES, derived_seed
-from metaaugment.training import json_file
-from metaaugment.training.schedule import cosine
 
 from commands import program
 from trees import write_folder

@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader
 
 import metaaugment as ma
 from metaaugment.batch_norm import with_global_statistics
-from metaaugment.data import augment
 from metaaugment.distributed import Parted, collected, drawn, everyone, first, highest, leave_to_first, share
+from metaaugment.lab.data import augment
+from metaaugment.lab.training.interruption import Interrupted, Interruption, heeding
+from metaaugment.learned.source import Source
 from metaaugment.ops import find_space
-from metaaugment.source import Source
-from metaaugment.training.interruption import Interrupted, Interruption, heeding
 
 from processes import together
 

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from metaaugment.data import DATASETS, cifar, dataset, download, get, omniglot, unpack
-from metaaugment.data.catalog import Archive
+from metaaugment.lab.data import DATASETS, cifar, dataset, download, get, omniglot, unpack
+from metaaugment.lab.data.catalog import Archive
 
 from trees import use_cifar, write_cifar10, write_omniglot
 

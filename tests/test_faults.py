@@ -22,15 +22,15 @@ import pytest
 import torch
 from PIL import Image
 
-from metaaugment import atomic, sealed
-from metaaugment.bench import ops
-from metaaugment.experiments import run
-from metaaugment.faults import full_memory, lost_reader
-from metaaugment.search import crew
-from metaaugment.search.laboratory import Laboratory
-from metaaugment.training import checkpoint, folder, json_file
-from metaaugment.training.interruption import Interruption
-from metaaugment.training.trainer import Trainer, Watcher
+from metaaugment.files import atomic, sealed
+from metaaugment.guard.faults import full_memory, lost_reader
+from metaaugment.lab.bench import ops
+from metaaugment.lab.experiments import run
+from metaaugment.lab.search import crew
+from metaaugment.lab.search.laboratory import Laboratory
+from metaaugment.lab.training import checkpoint, folder, json_file
+from metaaugment.lab.training.interruption import Interruption
+from metaaugment.lab.training.trainer import Trainer, Watcher
 
 from commands import program
 from endings import Killed, assert_same, final, rows
@@ -268,8 +268,8 @@ def undisturbed_files(images: Path, tmp_path_factory: pytest.TempPathFactory) ->
 # The program, one of whose readers is killed behind the eighth step, as the kernel does where memory is short.
 STRUCK = """
 import multiprocessing, os, signal, sys, time
-from metaaugment import cli
-from metaaugment.training.trainer import Trainer
+from metaaugment.lab import cli
+from metaaugment.lab.training.trainer import Trainer
 
 add = Trainer._add
 

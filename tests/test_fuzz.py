@@ -22,26 +22,26 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image
 
-import metaaugment.search.search as searching
-from metaaugment.baselines import published
-from metaaugment.data import CorruptImage, omniglot, pickles
-from metaaugment.data.files import MOST_PIXELS, read_image
-from metaaugment.data.layout import Missing
-from metaaugment.data.unpack import unpack
-from metaaugment.experiments import results, validity
-from metaaugment.experiments.diagnosis import INPUTS, Correlation, Diagnosis
-from metaaugment.experiments.export import learned_policy
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.tables import folder_name
+import metaaugment.lab.search.search as searching
+from metaaugment.files.sealed import Damaged, load
+from metaaugment.lab.baselines import published
+from metaaugment.lab.data import CorruptImage, omniglot, pickles
+from metaaugment.lab.data.files import MOST_PIXELS, read_image
+from metaaugment.lab.data.layout import Missing
+from metaaugment.lab.data.unpack import unpack
+from metaaugment.lab.experiments import results, validity
+from metaaugment.lab.experiments.diagnosis import INPUTS, Correlation, Diagnosis
+from metaaugment.lab.experiments.export import learned_policy
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.experiments.tables import folder_name
+from metaaugment.lab.report import operations, seen
+from metaaugment.lab.search.kinds import SEARCHES
+from metaaugment.lab.search.laboratory import TRIALS, Laboratory
+from metaaugment.lab.training.json_file import read_json
+from metaaugment.lab.training.pretrained import load_pretrained
+from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.networks import network
-from metaaugment.networks.pretrained import load_pretrained
-from metaaugment.report import operations, seen
-from metaaugment.sealed import Damaged, load
-from metaaugment.search.kinds import SEARCHES
-from metaaugment.search.laboratory import TRIALS, Laboratory
-from metaaugment.training.json_file import read_json
-from metaaugment.transfer import LearnedPolicy
 
 import harm
 from fuzz import fuzz_all

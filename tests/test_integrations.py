@@ -23,12 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, default_collate
 
 import metaaugment as ma
-from metaaugment.bench.ops import define_missing_operators
 from metaaugment.integrations import lightning as mixins
 from metaaugment.integrations.normalization import Normalization, NormalizedPolicy
 from metaaugment.integrations.timm import PolicyMixup, one_hot
 from metaaugment.integrations.torchvision import PolicyTransform
 from metaaugment.integrations.transformers import Transfer as TrainerTransfer
+from metaaugment.lab.bench.ops import define_missing_operators
 
 from images import from_pillow, to_pillow
 from processes import leave, meet
@@ -926,7 +926,7 @@ def test_two_processes_of_timm_equal_one(tmp_path: Path) -> None:
 
 RUN = """
 import runpy, sys
-from metaaugment.bench.ops import define_missing_operators
+from metaaugment.lab.bench.ops import define_missing_operators
 define_missing_operators()
 sys.path.insert(0, sys.argv[1])
 runpy.run_path(f"{sys.argv[1]}/{sys.argv[2]}", run_name="__main__")

@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageOps
 
 from metaaugment import OPS, PAPER_OPS, Transformation, apply
-from metaaugment.bench import pillow
+from metaaugment.lab.bench import pillow
 from metaaugment.ops import kernels
 
 from images import CONTENTS, from_pillow, make, to_pillow

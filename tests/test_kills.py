@@ -24,7 +24,7 @@ CARELESS = """
 import random, sys, time
 from pathlib import Path
 import kills
-from metaaugment import sealed
+from metaaugment.files import sealed
 
 def write(file, write):
     write(file)

@@ -20,10 +20,10 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import metaaugment as ma
-from metaaugment import finite
 from metaaugment.features import Features
+from metaaugment.guard import finite
+from metaaugment.guard.replay import no_draws
 from metaaugment.policy import build, clues, normalize
-from metaaugment.replay import no_draws
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 CLASSES = 5

@@ -12,17 +12,17 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import metaaugment as ma
-from metaaugment import sealed
-from metaaugment.data.batches import Batches, Reader, once
-from metaaugment.experiments import run
-from metaaugment.experiments.experiment import prepare
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.report.learned import shown
-from metaaugment.training import checkpoint
-from metaaugment.training import look as look_module
-from metaaugment.training.look import CONTRASTS, EXTREMES, QUANTILES, chosen, negatives
-from metaaugment.training.trainer import Trainer
+from metaaugment.files import sealed
+from metaaugment.lab.data.batches import Batches, Reader, once
+from metaaugment.lab.experiments import run
+from metaaugment.lab.experiments.experiment import prepare
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.report.learned import shown
+from metaaugment.lab.training import checkpoint
+from metaaugment.lab.training import look as look_module
+from metaaugment.lab.training.look import CONTRASTS, EXTREMES, QUANTILES, chosen, negatives
+from metaaugment.lab.training.trainer import Trainer
 
 QUIET = Console(quiet=True)
 

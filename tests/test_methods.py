@@ -15,24 +15,24 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import metaaugment as ma
-from metaaugment.baselines import published
-from metaaugment.baselines.trivial_augment import TrivialAugmentSampler
-from metaaugment.data import DataSet
-from metaaugment.data.batches import Reader
-from metaaugment.data.files import ImageFiles
-from metaaugment.data.images import Images
-from metaaugment.experiments.experiment import Experiment, clipped
-from metaaugment.experiments.methods import METHODS
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.run import trainer
 from metaaugment.hypergradient import ROUTES
+from metaaugment.lab.baselines import published
+from metaaugment.lab.baselines.trivial_augment import TrivialAugmentSampler
+from metaaugment.lab.data import DataSet
+from metaaugment.lab.data.batches import Reader
+from metaaugment.lab.data.files import ImageFiles
+from metaaugment.lab.data.images import Images
+from metaaugment.lab.experiments.experiment import Experiment, clipped
+from metaaugment.lab.experiments.methods import METHODS
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.experiments.run import trainer
+from metaaugment.lab.training.evaluation import evaluate
 from metaaugment.learner import Learner
 from metaaugment.ops import INDEX, PAPER_OPS, find_space
 from metaaugment.policy import FeaturePolicy, PolicyNetwork, RejectingPolicy, UniformPolicy
 from metaaugment.sampler import FixedSampler, IdentitySampler, TransformationSampler, UniformSampler
-from metaaugment.training.evaluation import evaluate
 
 from trees import write_folder
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from metaaugment import sealed
-from metaaugment.training import checkpoint, launch
+from metaaugment.files import sealed
+from metaaugment.lab.training import checkpoint, launch
 
 from commands import program
 from trees import write_folder

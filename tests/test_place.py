@@ -7,13 +7,13 @@ from typing import NoReturn
 
 import pytest
 
-from metaaugment.baselines import published
-from metaaugment.experiments import prediction, run
-from metaaugment.experiments.jobs import Job
-from metaaugment.experiments.place import Place
+from metaaugment.lab.baselines import published
+from metaaugment.lab.experiments import prediction, run
+from metaaugment.lab.experiments.jobs import Job
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.training import checkpoint
+from metaaugment.lab.training import folder as run_folder
 from metaaugment.learner import Learner
-from metaaugment.training import checkpoint
-from metaaugment.training import folder as run_folder
 
 from commands import program
 from endings import Stop, assert_same, final, rows

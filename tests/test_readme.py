@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from metaaugment import cli
-from metaaugment.experiments import results
+from metaaugment.lab import cli
+from metaaugment.lab.experiments import results
 
 from commands import understood
 from pages import blocks, commands

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from metaaugment.data.catalog import DATASETS
-from metaaugment.experiments import validity
-from metaaugment.experiments.methods import METHODS
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.recipe import Recipe
+from metaaugment.lab.data.catalog import DATASETS
+from metaaugment.lab.experiments import validity
+from metaaugment.lab.experiments.methods import METHODS
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.training.schedule import cosine
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import SPACES
-from metaaugment.training.schedule import cosine
 
 # -- the paper, by hand ----------------------------------------------------------------------------------------------
 

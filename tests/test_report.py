@@ -17,20 +17,21 @@ from rich.console import Console
 from torch.optim import Adam
 
 import metaaugment as ma
-from metaaugment import cli, sealed
-from metaaugment.data import DataSet, Images
-from metaaugment.data.batches import Reader
-from metaaugment.experiments import run as training
-from metaaugment.experiments.diagnosis import INPUTS, Correlation, Diagnosis
-from metaaugment.experiments.experiment import assemble
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
+from metaaugment.files import sealed
+from metaaugment.lab import cli
+from metaaugment.lab.data import DataSet, Images
+from metaaugment.lab.data.batches import Reader
+from metaaugment.lab.experiments import run as training
+from metaaugment.lab.experiments.diagnosis import INPUTS, Correlation, Diagnosis
+from metaaugment.lab.experiments.experiment import assemble
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.report import comparison, concerns, curves, diagnosis, learned, preferences, runs
+from metaaugment.lab.report.page import Report
+from metaaugment.lab.report.seen import Pictures, Seen
+from metaaugment.lab.training.json_file import write_json
+from metaaugment.lab.training.trainer import Phase
 from metaaugment.ops import INDEX
-from metaaugment.report import comparison, concerns, curves, diagnosis, learned, preferences, runs
-from metaaugment.report.page import Report
-from metaaugment.report.seen import Pictures, Seen
-from metaaugment.training.json_file import write_json
-from metaaugment.training.trainer import Phase
 
 Rows = list[dict[str, Any]]
 UNIFORM = [[1 / 196] * 14] * 14

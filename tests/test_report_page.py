@@ -17,11 +17,12 @@ import pytest
 import torch
 from PIL import Image
 
-from metaaugment import cli, sealed
-from metaaugment.experiments.diagnosis import INPUTS, Correlation, Diagnosis
-from metaaugment.report import runs
-from metaaugment.report.page import Report, data_address
-from metaaugment.report.watch import state, watch
+from metaaugment.files import sealed
+from metaaugment.lab import cli
+from metaaugment.lab.experiments.diagnosis import INPUTS, Correlation, Diagnosis
+from metaaugment.lab.report import runs
+from metaaugment.lab.report.page import Report, data_address
+from metaaugment.lab.report.watch import state, watch
 
 from commands import program
 

@@ -21,28 +21,28 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from metaaugment import cli
-from metaaugment.data.presence import check_there
-from metaaugment.experiments import jobs as working
-from metaaugment.experiments import reproduce as reproducing
-from metaaugment.experiments import results, run, validity
-from metaaugment.experiments.flags import flags
-from metaaugment.experiments.jobs import Job, Search, Where, Work
-from metaaugment.experiments.methods import METHODS
-from metaaugment.experiments.methods import copies as entry_copies
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.reproduce import Queue, planned, seconds_of
-from metaaugment.experiments.tables import COMPARISONS, GONE, ROWS, Entry, Row, find_rows, folder_name
+from metaaugment.lab import cli
+from metaaugment.lab.data.presence import check_there
+from metaaugment.lab.experiments import jobs as working
+from metaaugment.lab.experiments import reproduce as reproducing
+from metaaugment.lab.experiments import results, run, validity
+from metaaugment.lab.experiments.flags import flags
+from metaaugment.lab.experiments.jobs import Job, Search, Where, Work
+from metaaugment.lab.experiments.methods import METHODS
+from metaaugment.lab.experiments.methods import copies as entry_copies
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.experiments.reproduce import Queue, planned, seconds_of
+from metaaugment.lab.experiments.tables import COMPARISONS, GONE, ROWS, Entry, Row, find_rows, folder_name
+from metaaugment.lab.training import folder as run_folder
+from metaaugment.lab.training.interruption import Interrupted
+from metaaugment.lab.training.json_file import write_json
+from metaaugment.lab.training.log import FIGURES, LOG
+from metaaugment.learned.policy import LearnedPolicy
+from metaaugment.learned.source import Source
 from metaaugment.ops import find_space
 from metaaugment.sampler import SingleSampler
-from metaaugment.source import Source
-from metaaugment.training import folder as run_folder
-from metaaugment.training.interruption import Interrupted
-from metaaugment.training.json_file import write_json
-from metaaugment.training.log import FIGURES, LOG
-from metaaugment.transfer import LearnedPolicy
 
 from commands import program
 from processes import until

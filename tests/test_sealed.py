@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from metaaugment import atomic, sealed
-from metaaugment.sealed import Damaged
-from metaaugment.training.log import Log
+from metaaugment.files import atomic, sealed
+from metaaugment.files.sealed import Damaged
+from metaaugment.lab.training.log import Log
 
 from users import ordinary_user
 

@@ -16,24 +16,24 @@ import pytest
 import torch
 from rich.console import Console
 
-from metaaugment import cli
-from metaaugment.baselines import published
-from metaaugment.baselines.found import FoundPolicy, Function
-from metaaugment.baselines.schedule import Schedule
-from metaaugment.baselines.sub_policies import SubPolicies
-from metaaugment.data import DataSet, dataset
-from metaaugment.experiments import experiment, validity
-from metaaugment.experiments.experiment import prepare
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.run import train
-from metaaugment.sealed import Damaged
-from metaaugment.search import faa, pba
-from metaaugment.search.kinds import SEARCHES
-from metaaugment.search.laboratory import TRIALS, Laboratory
-from metaaugment.search.search import Kind, search
-from metaaugment.training.interruption import Interrupted
+from metaaugment.files.sealed import Damaged
+from metaaugment.lab import cli
+from metaaugment.lab.baselines import published
+from metaaugment.lab.baselines.found import FoundPolicy, Function
+from metaaugment.lab.baselines.schedule import Schedule
+from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.data import DataSet, dataset
+from metaaugment.lab.experiments import experiment, validity
+from metaaugment.lab.experiments.experiment import prepare
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.experiments.run import train
+from metaaugment.lab.search import faa, pba
+from metaaugment.lab.search.kinds import SEARCHES
+from metaaugment.lab.search.laboratory import TRIALS, Laboratory
+from metaaugment.lab.search.search import Kind, search
+from metaaugment.lab.training.interruption import Interrupted
 
 from commands import program
 from trees import write_folder

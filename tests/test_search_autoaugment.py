@@ -10,23 +10,23 @@ import pytest
 import torch
 from rich.console import Console
 
-from metaaugment.baselines import published
-from metaaugment.baselines.controller import FUNCTIONS
-from metaaugment.baselines.found import Function
-from metaaugment.baselines.sub_policies import SubPolicies
-from metaaugment.experiments import validity
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.run import train
-from metaaugment.search.auto_augment import Settings, policy, trial
-from metaaugment.search.kinds import SEARCHES
-from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.search import search
-from metaaugment.seeds import CHILD, derived_seed
-from metaaugment.training.interruption import Interrupted
-from metaaugment.training.log import Row
-from metaaugment.training.trainer import Trainer
+from metaaugment.lab.baselines import published
+from metaaugment.lab.baselines.controller import FUNCTIONS
+from metaaugment.lab.baselines.found import Function
+from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.experiments import validity
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.experiments.run import train
+from metaaugment.lab.search.auto_augment import Settings, policy, trial
+from metaaugment.lab.search.kinds import SEARCHES
+from metaaugment.lab.search.laboratory import Laboratory
+from metaaugment.lab.search.search import search
+from metaaugment.lab.seeds import CHILD, derived_seed
+from metaaugment.lab.training.interruption import Interrupted
+from metaaugment.lab.training.log import Row
+from metaaugment.lab.training.trainer import Trainer
 
 from endings import Killed
 from trees import write_folder

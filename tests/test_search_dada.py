@@ -16,20 +16,18 @@ from torch.distributions import Bernoulli, Categorical
 from torch.func import functional_call
 
 import metaaugment as ma
-from metaaugment.baselines import published
-from metaaugment.baselines.sub_policies import SubPolicies
-from metaaugment.data import dataset
-from metaaugment.experiments import validity
-from metaaugment.experiments.experiment import assemble
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
-from metaaugment.experiments.run import train
-from metaaugment.observation import Observation
-from metaaugment.ops import INDEX, OPS
-from metaaugment.search import dada
-from metaaugment.search.kinds import SEARCHES
-from metaaugment.search.relaxed import (
+from metaaugment.lab.baselines import published
+from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.data import dataset
+from metaaugment.lab.experiments import validity
+from metaaugment.lab.experiments.experiment import assemble
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.experiments.run import train
+from metaaugment.lab.search import dada
+from metaaugment.lab.search.kinds import SEARCHES
+from metaaugment.lab.search.relaxed import (
     FUNCTIONS,
     Draws,
     RelaxedLearner,
@@ -39,9 +37,11 @@ from metaaugment.search.relaxed import (
     gumbel_given,
     logistic_given,
 )
-from metaaugment.search.search import search
-from metaaugment.training.interruption import Interrupted
-from metaaugment.training.trainer import Trainer
+from metaaugment.lab.search.search import search
+from metaaugment.lab.training.interruption import Interrupted
+from metaaugment.lab.training.trainer import Trainer
+from metaaugment.observation import Observation
+from metaaugment.ops import INDEX, OPS
 
 KIND = SEARCHES["dada"]
 QUIET = Console(quiet=True)

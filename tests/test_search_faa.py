@@ -22,24 +22,24 @@ from sqlalchemy import MetaData
 from torch import Tensor, nn
 
 import metaaugment as ma
-from metaaugment.baselines import published
-from metaaugment.baselines.found import Function
-from metaaugment.baselines.sub_policies import SubPolicies, SubPolicySampler
-from metaaugment.data import CorruptImage, DataSet, Images, dataset
-from metaaugment.data.batches import Reader
-from metaaugment.experiments import run
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
+from metaaugment.lab.baselines import published
+from metaaugment.lab.baselines.found import Function
+from metaaugment.lab.baselines.sub_policies import SubPolicies, SubPolicySampler
+from metaaugment.lab.data import CorruptImage, DataSet, Images, dataset
+from metaaugment.lab.data.batches import Reader
+from metaaugment.lab.experiments import run
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.search import crew, faa, studies
+from metaaugment.lab.search.faa import Settings, propose
+from metaaugment.lab.search.file_lock import FileLock
+from metaaugment.lab.search.fold import Fold, divide
+from metaaugment.lab.search.kinds import SEARCHES
+from metaaugment.lab.search.laboratory import Laboratory
+from metaaugment.lab.search.search import search
+from metaaugment.lab.search.studies import JournalLock
+from metaaugment.lab.training.interruption import Interrupted, Interruption
 from metaaugment.ops import PAPER_OPS
-from metaaugment.search import crew, faa, studies
-from metaaugment.search.faa import Settings, propose
-from metaaugment.search.file_lock import FileLock
-from metaaugment.search.fold import Fold, divide
-from metaaugment.search.kinds import SEARCHES
-from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.search import search
-from metaaugment.search.studies import JournalLock
-from metaaugment.training.interruption import Interrupted, Interruption
 
 from endings import Killed
 from processes import until

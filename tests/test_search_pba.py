@@ -22,24 +22,24 @@ import pytest
 import torch
 from rich.console import Console
 
-from metaaugment.baselines import published
-from metaaugment.baselines.found import Function
-from metaaugment.baselines.schedule import Schedule, Stage
-from metaaugment.data import dataset
-from metaaugment.experiments import run, validity
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
-from metaaugment.search import pba, population
-from metaaugment.search.evolution import Functions, exploit, explore, intervals
-from metaaugment.search.file_lock import FileLock
-from metaaugment.search.kinds import SEARCHES
-from metaaugment.search.laboratory import Laboratory
-from metaaugment.search.search import search
-from metaaugment.search.workbench import Trial, Workbench, lineage
-from metaaugment.training import checkpoint
-from metaaugment.training.interruption import Interrupted
-from metaaugment.training.trainer import Trainer
+from metaaugment.lab.baselines import published
+from metaaugment.lab.baselines.found import Function
+from metaaugment.lab.baselines.schedule import Schedule, Stage
+from metaaugment.lab.data import dataset
+from metaaugment.lab.experiments import run, validity
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.search import pba, population
+from metaaugment.lab.search.evolution import Functions, exploit, explore, intervals
+from metaaugment.lab.search.file_lock import FileLock
+from metaaugment.lab.search.kinds import SEARCHES
+from metaaugment.lab.search.laboratory import Laboratory
+from metaaugment.lab.search.search import search
+from metaaugment.lab.search.workbench import Trial, Workbench, lineage
+from metaaugment.lab.training import checkpoint
+from metaaugment.lab.training.interruption import Interrupted
+from metaaugment.lab.training.trainer import Trainer
 
 import processes
 from endings import Killed
@@ -573,7 +573,7 @@ def test_a_trial_is_as_in_the_papers() -> None:
 
 def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "metaaugment.search.ray_population", raising=False)
+    monkeypatch.delitem(sys.modules, "metaaugment.lab.search.ray_population", raising=False)
     with pytest.raises(ValueError, match=r"^--ray-workers needs the package ray; install it with: pip install"):
         begin(tmp_path / "search", small(), replace(SETTINGS, ray_workers=2))
 
@@ -601,7 +601,7 @@ def test_an_address_without_a_cluster_is_refused_at_once(address: str, sentence:
 @ray_warnings
 @pytest.mark.parametrize(("says", "why"), [(b"", "timed out"), (b"HTTP/1.0 400 Bad Request\r\n\r\n", "something else")])
 def test_another_server_at_the_address(says: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from metaaugment.search import ray_population
+    from metaaugment.lab.search import ray_population
 
     monkeypatch.setattr(ray_population, "ANSWERS_WITHIN", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -622,7 +622,7 @@ def test_another_server_at_the_address(says: bytes, why: str, monkeypatch: pytes
 def test_trials_that_fail_in_ray_name_a_command_that_can_be_copied_to_a_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from metaaugment.search import ray_population
+    from metaaugment.lab.search import ray_population
 
     failed = SimpleNamespace(num_errors=1, errors=["ray::Worker\nthe disk is full"])
     monkeypatch.setattr(ray_population, "_session", lambda *_: nullcontext())
@@ -638,7 +638,7 @@ def ray_session() -> Iterator[str]:
     """A local Ray with two workers; yields its address."""
     import ray
 
-    from metaaugment.search import ray_population
+    from metaaugment.lab.search import ray_population
 
     for module in (sys.modules[__name__], processes):  # tests have workers of their own, which cannot import these
         ray.cloudpickle.register_pickle_by_value(module)
@@ -654,7 +654,7 @@ def test_ray_ends_in_a_file_though_a_worker_is_killed(
     ray_session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first generation is that of the serial search, which has the same initial weights and mini-batches."""
-    from metaaugment.search import ray_population
+    from metaaugment.lab.search import ray_population
 
     class Struck(ray_population.Worker):
         """Dies in the second interval that is begun, as if the machine had run out of memory."""
@@ -685,7 +685,7 @@ def test_ray_ends_in_a_file_though_a_worker_is_killed(
 @ray_warnings
 def test_trials_that_ray_begins_anew_have_a_policy(ray_session: str, tmp_path: Path) -> None:
     """Those that its last record does not have, because it was made before they had begun."""
-    from metaaugment.search import ray_population
+    from metaaugment.lab.search import ray_population
 
     class Told(ray_population.tune.Trainable):
         def step(self) -> dict[str, Any]:
@@ -709,7 +709,7 @@ def test_trials_that_ray_begins_anew_have_a_policy(ray_session: str, tmp_path: P
 @ray_warnings
 def test_ray_stops_at_a_signal_and_goes_on(ray_session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for the intervals under way, which would go on for ten minutes."""
-    from metaaugment.search import ray_population
+    from metaaugment.lab.search import ray_population
 
     class Endless(ray_population.Worker):
         """After a trial's first interval there is no end until the search is resumed."""
@@ -754,7 +754,7 @@ def test_ray_has_a_trial_go_on_from_one_that_is_ahead(
     ray_session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is as far as that one then, and has been through fewer intervals itself."""
-    from metaaugment.search import ray_population
+    from metaaugment.lab.search import ray_population
 
     class Uneven(ray_population.Worker):
         """Trial 1, the worst, stays in its first interval until trial 0, the best, is in its third, and waits there."""

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from metaaugment import seeds
-from metaaugment.seeds import derived_seed
+from metaaugment.lab import seeds
+from metaaugment.lab.seeds import derived_seed
 
 
 def test_seeds_of_several_numbers_differ() -> None:

@@ -11,15 +11,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from metaaugment import sealed
-from metaaugment.data import dataset
-from metaaugment.experiments import run
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.search import crew
-from metaaugment.search.laboratory import Laboratory
-from metaaugment.training import checkpoint, machine
-from metaaugment.training.trainer import Trainer
+from metaaugment.files import sealed
+from metaaugment.lab.data import dataset
+from metaaugment.lab.experiments import run
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.search import crew
+from metaaugment.lab.search.laboratory import Laboratory
+from metaaugment.lab.training import checkpoint, machine
+from metaaugment.lab.training.trainer import Trainer
 from metaaugment.waiting import WAITING
 
 from commands import program

@@ -22,15 +22,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import metaaugment as ma
-from metaaugment import OPS, sealed
-from metaaugment.baselines import published
-from metaaugment.data import augment, omniglot
-from metaaugment.data.files import ImageFiles
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.report import photos
-from metaaugment.training import progress
-from metaaugment.words import duration
+from metaaugment import OPS
+from metaaugment.files import sealed
+from metaaugment.lab.baselines import published
+from metaaugment.lab.data import augment, omniglot
+from metaaugment.lab.data.files import ImageFiles
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.report import photos
+from metaaugment.lab.training import progress
+from metaaugment.lab.words import duration
 
 from commands import program
 from trees import use_cifar, write_cifar10, write_folder, write_omniglot

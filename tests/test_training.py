@@ -18,21 +18,21 @@ import pytest
 import torch
 from rich.console import Console
 
-from metaaugment import sealed
-from metaaugment.baselines import published
-from metaaugment.data import DataSet, Images, dataset
-from metaaugment.data.batches import Batch, Reader
-from metaaugment.experiments import experiment, run, validity
-from metaaugment.experiments.export import learned_policy
-from metaaugment.experiments.paper import RECIPES
-from metaaugment.experiments.place import Place
-from metaaugment.experiments.recipe import Recipe
+from metaaugment.files import sealed
+from metaaugment.lab.baselines import published
+from metaaugment.lab.data import DataSet, Images, dataset
+from metaaugment.lab.data.batches import Batch, Reader
+from metaaugment.lab.experiments import experiment, run, validity
+from metaaugment.lab.experiments.export import learned_policy
+from metaaugment.lab.experiments.paper import RECIPES
+from metaaugment.lab.experiments.place import Place
+from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.training import checkpoint, machine, trainer
+from metaaugment.lab.training.interruption import Interrupted, Interruption
+from metaaugment.lab.training.log import Row
+from metaaugment.lab.training.trainer import Trainer, Watcher
+from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.learner import Learner
-from metaaugment.training import checkpoint, machine, trainer
-from metaaugment.training.interruption import Interrupted, Interruption
-from metaaugment.training.log import Row
-from metaaugment.training.trainer import Trainer, Watcher
-from metaaugment.transfer import LearnedPolicy
 
 from endings import Stop, assert_same, final, rows
 from trees import write_folder
@@ -385,7 +385,7 @@ def test_a_process_keeps_the_commit_of_the_code_that_it_has_loaded(tmp_path: Pat
     subprocess.run(f"git init -q && git add . && {git} commit -qm first", shell=True, cwd=tmp_path, check=True)
     asks = f"""
 import os
-from metaaugment.training.machine import commit
+from metaaugment.lab.training.machine import commit
 first = commit()
 assert first and os.system("{git} commit -qm second --allow-empty") == 0
 assert commit() == first

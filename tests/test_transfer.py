@@ -21,16 +21,17 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import metaaugment as ma
-from metaaugment import policy_file, sealed
-from metaaugment.data.augment import normalization
-from metaaugment.faults import full_memory
+from metaaugment.files import sealed
+from metaaugment.guard.faults import full_memory
+from metaaugment.lab.data.augment import normalization
+from metaaugment.lab.report.policies import learned_in_words
+from metaaugment.learned import file as policy_file
+from metaaugment.learned.policy import LearnedPolicy
+from metaaugment.learned.source import space_hash
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import SPACES, Level, Space
 from metaaugment.policy import build, exponential
-from metaaugment.report.policies import learned_in_words
 from metaaugment.sampler import FixedSampler
-from metaaugment.source import space_hash
-from metaaugment.transfer import LearnedPolicy
 
 from processes import together
 
@@ -363,7 +364,7 @@ FULL = (no_memory, no_memory_of_a_gpu, no_memory_for_python)
 
 
 @pytest.mark.parametrize("fails", FULL)
-@pytest.mark.parametrize("where", ["metaaugment.policy_file.deepcopy", "metaaugment.policy_file._fitted"])
+@pytest.mark.parametrize("where", ["metaaugment.learned.file.deepcopy", "metaaugment.learned.file._fitted"])
 def test_full_memory_says_nothing_of_the_file(
     where: str, fails: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from metaaugment import OPS, Transformation, apply, embed
-from metaaugment.bench import pillow
+from metaaugment.lab.bench import pillow
 from metaaugment.ops import SPACES, find_space
 
 from images import from_pillow, make, to_pillow

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from metaaugment.data import DATASETS, cifar, omniglot
-from metaaugment.data.catalog import of_cifar
+from metaaugment.lab.data import DATASETS, cifar, omniglot
+from metaaugment.lab.data.catalog import of_cifar
 
 
 def write_cifar10(

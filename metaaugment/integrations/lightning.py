@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from metaaugment.checks import Batch
 from metaaugment.distributed import world_size
+from metaaugment.guard.checks import Batch
+from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.learner import Learner
-from metaaugment.transfer import LearnedPolicy
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule as Module  # type: ignore[import-not-found]

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from metaaugment.transfer import LearnedPolicy
+from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.transformation import FLOAT_TYPES
 
 # How far, in grey levels, the arithmetic of a type may stray from a pixel; half precision is off by up to 0.18.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metaaugment.distributed import world_size
 from metaaugment.integrations.normalization import NormalizedPolicy
-from metaaugment.transfer import LearnedPolicy
+from metaaugment.learned.policy import LearnedPolicy
 
 
 class PolicyMixup:

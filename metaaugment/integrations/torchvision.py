@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from metaaugment.transfer import LearnedPolicy
+from metaaugment.learned.policy import LearnedPolicy
 
 MODES = ("L", "RGB")  # Pillow's, of grey and of color images
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from metaaugment.distributed import world_size
 from metaaugment.integrations.normalization import NormalizedPolicy
-from metaaugment.transfer import LearnedPolicy
+from metaaugment.learned.policy import LearnedPolicy
 
 if TYPE_CHECKING:
     from transformers.trainer import Trainer  # type: ignore[import-not-found]

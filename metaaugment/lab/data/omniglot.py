@@ -1,0 +1,116 @@
+"""Omniglot: 1,623 characters of 50 alphabets, each drawn by 20 people, from the official tree of PNG files."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from metaaugment.lab.data.files import CorruptImage, read_image
+from metaaugment.lab.data.images import Images
+from metaaugment.lab.data.layout import Missing, find_complete
+from metaaugment.lab.data.progress import Progress, silent
+from metaaugment.lab.data.splits import Splits, split
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the official archives hold, PART/ALPHABET/characterNN/*.png, and how much of each character is held out."""
+
+    characters: dict[str, int]
+    drawings: int = 20
+    val: int = 2
+    test: int = 3
+
+
+OMNIGLOT = Layout({"images_background": 964, "images_evaluation": 659})
+NAMES = ("omniglot", "omniglot-py")
+SIZE = 32
+
+
+def read(layout: Layout, root: Path, seed: int, size: int = SIZE, progress: Progress = silent) -> Splits:
+    """All drawings, uint8 [n, 3, size, size], ink bright on black; split by the seed, 15 / 2 / 3 of each character.
+
+    A character is a class, named ALPHABET/characterNN: those of images_background come first. Drawings are reduced by
+    Lanczos, which keeps strokes thinner than a pixel visible. Takes some ten seconds on one core.
+    """
+    folder = locate(layout, root)
+    drawings = [(part, name, files) for part in layout.characters for name, files in characters(folder / part)]
+    images = np.empty((len(drawings), layout.drawings, size, size), np.uint8)
+    for c, (part, name, files) in enumerate(drawings):
+        for d, file in enumerate(files):
+            images[c, d] = _read(folder, folder / part / name / file, size)
+        progress("reading Omniglot", c + 1, len(drawings))
+    labels = torch.arange(len(drawings)).repeat_interleave(layout.drawings)
+    everything = Images(torch.from_numpy(images.reshape(-1, 1, size, size)), labels)
+    val, test, train = split(labels, seed, [layout.val] * len(drawings), [layout.test] * len(drawings))
+    return Splits(
+        _three_channels(everything.take(train)),
+        _three_channels(everything.take(val)),
+        _three_channels(everything.take(test)),
+        tuple(name for _, name, _ in drawings),
+        f"Omniglot: of each character's {layout.drawings} drawings {layout.val} for validation and {layout.test} for "
+        f"the test, by seed {seed}",
+    )
+
+
+def locate(layout: Layout, root: Path) -> Path:
+    """The folder of a complete tree, by the number of its files. Raises `Missing` where there is none."""
+    parts = tuple(layout.characters)
+
+    def holds(folder: Path) -> bool:
+        return any((folder / part).is_dir() for part in parts)
+
+    folder = find_complete(root, NAMES, holds, partial(_problems, layout))
+    if folder is None:
+        where = root / NAMES[0]
+        raise Missing(f"neither {where / parts[0]} nor {root / parts[0]} was found", where)
+    return folder
+
+
+def characters(part: Path) -> Iterator[tuple[str, list[str]]]:
+    """ALPHABET/characterNN and the names of its drawings, in order."""
+    for alphabet in _folders(part):
+        for character in _folders(part / alphabet):
+            files = os.listdir(part / alphabet / character)
+            yield f"{alphabet}/{character}", sorted(file for file in files if _is_drawing(file))
+
+
+def _folders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _is_drawing(file: str) -> bool:
+    return file.endswith(".png") and not file.startswith(".")
+
+
+def _problems(layout: Layout, folder: Path) -> Iterator[str]:
+    for part, expected in layout.characters.items():
+        if not (folder / part).is_dir():
+            yield f"{folder / part} is missing"
+            return
+        found = 0
+        for name, files in characters(folder / part):
+            found += 1
+            if len(files) != layout.drawings:
+                yield f"{folder / part / name} has {len(files)} drawings where {layout.drawings} are expected"
+        if found != expected:
+            yield f"{folder / part} has {found:,} characters where {expected:,} are expected"
+
+
+def _read(folder: Path, file: Path, size: int) -> np.ndarray:
+    try:
+        picture = read_image(file)
+    except (OSError, CorruptImage) as error:
+        reason = error.reason if isinstance(error, CorruptImage) else error.strerror
+        raise Missing(f"{file} is not an image ({reason})", folder, incomplete=True) from None
+    return np.asarray(ImageOps.invert(picture.convert("L")).resize((size, size), Image.Resampling.LANCZOS))
+
+
+def _three_channels(drawings: Images) -> Images:
+    return Images(drawings.images.repeat(1, 3, 1, 1), drawings.labels)

@@ -1,0 +1,104 @@
+"""The folder of a run: what lies in it, and who may write to it."""
+
+import fcntl
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from metaaugment.files.atomic import acquire
+
+RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"  # of a run
+SEARCH, TRIALS, POLICY = "search.json", "trials.jsonl", "policy.json"  # of a search
+PLACE = "place.json"  # of both
+# What may be there before the recipe is.
+BEGINNINGS = (LOCK, PLACE, *(f".{name}.part" for name in (PLACE, RECIPE, SEARCH)))
+
+
+def refusals(folder: Path) -> tuple[str, str]:
+    """The words with which a process refuses a folder that another one trains into, or has begun."""
+    return f"another process is training into {folder}", f"{folder} exists already"
+
+
+def new(folder: Path, what: str = "run") -> None:
+    """Make the folder of a new run; one that exists is refused, unless its run died before it began."""
+    if folder.exists() and (not folder.is_dir() or any(file.name not in BEGINNINGS for file in folder.iterdir())):
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is a file; choose a folder for the {what} with --out")
+        raise ValueError(
+            f"{refusals(folder)[1]}; continue its {what} with --resume {shlex.quote(str(folder))}, or choose another "
+            "folder with --out"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def give_up(folder: Path, first: str) -> bool:
+    """If a run has left nothing but its first files, remove them, so that its folder can be named again.
+
+    Returns whether it has.
+    """
+    events = list(folder.glob("events.out.tfevents.*"))  # TensorBoard's, which begin before the first step
+    nothing = set(folder.iterdir()) <= {folder / first, folder / PLACE, folder / LOCK, *events}
+    if nothing:
+        for file in (folder / first, folder / PLACE, *events):
+            file.unlink(missing_ok=True)
+    return nothing
+
+
+MOMENT = 0.2  # seconds; asking whether a folder is locked takes less
+
+
+@contextmanager
+def locked(folder: Path, by: str = "", patience: float = MOMENT) -> Iterator[None]:
+    """Lock a folder, so that nobody else trains into it; a process that dies releases its lock.
+
+    Args:
+        by: name of the holder, for `last_locked`.
+        patience: seconds to wait for a process that may be dying, or that only asks whether the folder `is_locked`.
+    """
+    lock = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT, 0o666)
+    _locks.add(lock)
+    try:
+        if not acquire(lock, patience):
+            raise ValueError(f"{refusals(folder)[0]}; wait for it, or choose another --out")
+        os.truncate(lock, 0)
+        os.write(lock, by.encode())
+        yield
+    finally:
+        if lock in _locks:
+            _locks.remove(lock)
+            os.close(lock)
+
+
+def _let_go() -> None:
+    """Close the locks in a forked child, which shares its parent's and would hold them after the parent is killed."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+_locks: set[int] = set()
+os.register_at_fork(after_in_child=_let_go)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process trains into a folder; asking leaves no trace there."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:  # never locked, or not accessible: then training into it says why
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
+
+
+def last_locked(folder: Path) -> str | None:
+    """Who trains into a folder, or was the last to; None if nobody has."""
+    lock = folder / LOCK
+    return lock.read_text() if lock.exists() else None
