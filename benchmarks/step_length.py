@@ -9,6 +9,7 @@ GPU) and under bf16 autocast, against forward mode in float64.
 
 import copy
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,17 +20,9 @@ import tyro
 from torch import Tensor, nn
 
 import metaaugment as ma
-from metaaugment.hypergradient import (
-    Gradient,
-    Pass,
-    along_logits,
-    difference,
-    forward,
-    move_length,
-    moved,
-    norm,
-    step_length,
-)
+from metaaugment.alignment import Pass, along_logits, difference, forward, move_length, step_length
+from metaaugment.guard.gradients import norm
+from metaaugment.guard.parameters import moved
 from metaaugment.lab.training.machine import commit, machine
 
 LENGTHS = (1e-5, 1e-4, 1e-3, 5e-3, 1e-2, 2e-2, 5e-2)
@@ -46,33 +39,33 @@ class Settings:
     out: Path | None = None
 
 
-def one_sided(training: Pass, v: Gradient, relative: float) -> Tensor:
+def one_sided(training: Pass, v: Sequence[Tensor], relative: float) -> Tensor:
     """The one-sided difference of the losses."""
     ahead, h = moved_logits(training, v, relative)
     return (training.losses(ahead) - training.losses(training.logits.detach())) / h
 
 
-def central(training: Pass, v: Gradient, relative: float) -> Tensor:
+def central(training: Pass, v: Sequence[Tensor], relative: float) -> Tensor:
     """The central difference of the losses."""
     ahead, h = moved_logits(training, v, relative)
     behind, _ = moved_logits(training, v, -relative)
     return (training.losses(ahead) - training.losses(behind)) / (2 * h)
 
 
-def of_logits(training: Pass, v: Gradient, relative: float) -> Tensor:
+def of_logits(training: Pass, v: Sequence[Tensor], relative: float) -> Tensor:
     """The one-sided difference of the logits only."""
     ahead, h = moved_logits(training, v, relative)
     return along_logits(training, (ahead - training.logits.detach()) / h)
 
 
-def central_of_logits(training: Pass, v: Gradient, relative: float) -> Tensor:
+def central_of_logits(training: Pass, v: Sequence[Tensor], relative: float) -> Tensor:
     ahead, h = moved_logits(training, v, relative)
     behind, _ = moved_logits(training, v, -relative)
     return along_logits(training, (ahead - behind) / (2 * h))
 
 
-def moved_logits(training: Pass, v: Gradient, relative: float) -> tuple[Tensor, Tensor]:
-    parameters = list(training.parameters.values())
+def moved_logits(training: Pass, v: Sequence[Tensor], relative: float) -> tuple[Tensor, Tensor]:
+    parameters = list(training.w)
     h = relative * step_length(training, v) / move_length(training.precision)
     with torch.no_grad(), moved(parameters, v, h):
         return training.again(), h
@@ -86,11 +79,11 @@ def prepare(images: Tensor) -> Tensor:
     return (images.float() - 122.0) / 62.0
 
 
-def training_pass(learner: ma.Learner, batch: Batch, precision: str) -> tuple[Pass, Gradient]:
+def training_pass(learner: ma.Learner, batch: Batch, precision: str) -> tuple[Pass, Sequence[Tensor]]:
     """What a route is given for one mini-batch, with the same draws each time."""
-    kept: list[tuple[Pass, Gradient]] = []
+    kept: list[tuple[Pass, Sequence[Tensor]]] = []
 
-    def keep(training: Pass, v: Gradient) -> Tensor:
+    def keep(training: Pass, v: Sequence[Tensor]) -> Tensor:
         kept.append((training, v))
         return forward(training, v)
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from metaaugment.waiting import WAITING  # noqa: F401 - before anything imports torch  # isort: skip
-from metaaugment._moved import MOVED  # noqa: F401
+from metaaugment._deprecated import MOVED  # noqa: F401
 from metaaugment.embedding import embed
 from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.learner import Learner

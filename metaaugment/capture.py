@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from metaaugment.guard import replay
-from metaaugment.guard.checks import Batch, next_batch, short
+from metaaugment.guard.checks import Batch, check_due, next_batch, short
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 
@@ -52,8 +51,7 @@ class CapturedStep:
         self, images: Tensor, labels: Tensor, validation_batches: Iterator[Batch] | None = None
     ) -> Observation:
         due = self.learner.due_at(self.learner.steps + 1)
-        if due and (self.policy_optimizer is None or validation_batches is None):
-            raise ValueError("this step updates the policy; it needs the policy's optimizer and validation batches")
+        check_due(due, self.policy_optimizer, validation_batches)
         batch = (images, labels, *(next_batch(validation_batches) if due and validation_batches is not None else ()))
         self._set_rates()
         self.calls[due] += 1
@@ -94,7 +92,7 @@ class CapturedStep:
             for state in alike:
                 state.manual_seed(seed)
                 graph.register_generator_state(state)
-            replay.captured_states[series] = alike
+            learner.states[series] = alike
         if learner.generator is not generator:
             graph.register_generator_state(learner.generator)
         steps = learner.steps
@@ -107,7 +105,7 @@ class CapturedStep:
         finally:
             if collects:
                 gc.enable()
-            replay.captured_states.clear()
+            learner.states.clear()
             learner.steps, learner.guard.found = steps, None
         return graph, static, seen
 

@@ -1,32 +1,20 @@
-"""The augmentation policy network P(f(T(x)), e(T); θ), and how its outputs become the weights of a mini-batch.
-
-A policy is any module from features [n, d] and embeddings [n, 28] to positive outputs [n]. It may also have:
-
-- `sees`: names in `EVIDENCE` of further inputs, passed after the embedding;
-- `normalize`: its own way to turn outputs into weights;
-- `objective`: its own way to learn from the alignment, in place of the gradient of Eq. 3;
-- `blind = True`: it does not look at transformations, so functions without an embedding may be drawn;
-- `equal = True`: it gives all samples the same output.
-
-A policy `Around` another one has these from the other, except those that it defines itself.
-"""
+"""The augmentation policy network P(f(T(x)), e(T); θ), and what else a policy may be."""
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from metaaugment.algorithm import normalize
 from metaaugment.distributed import total, whole_length
 from metaaugment.embedding import K
 
 Head = Callable[[Tensor], Tensor]
 
 
-OPTIONAL = ("sees", "normalize", "objective", "blind", "equal")
 LARGEST = 15.0  # bound on the |logarithm| of an output: a larger ratio of weights says nothing more
 
 
@@ -35,17 +23,73 @@ def exponential(x: Tensor) -> Tensor:
     return x.clamp(-LARGEST, LARGEST).exp()
 
 
-def normalize(outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """V = P / ΣP, over the global mini-batch."""
-    return outputs / total(outputs.sum())
-
-
 def positive(outputs: Float[Tensor, "n 1"]) -> Float[Tensor, " n"]:
     """The outputs of a head, kept from underflowing: if all were zero, their weights would be 0 / 0."""
     return outputs.squeeze(1).clamp(min=torch.finfo(outputs.dtype).tiny)
 
 
-class PolicyNetwork(nn.Module):
+class Policy(nn.Module):
+    """From features [n, d] and embeddings [n, 28] to outputs [n] of 0 or above; all that follows may be left as it is.
+
+    Modules of another class are taken, too: what they have of it counts, by the same names.
+    """
+
+    sees: tuple[str, ...] = ()  # names in `EVIDENCE` of further inputs, passed after the embedding
+    blind = False  # it does not look at transformations, so functions without an embedding may be drawn
+    equal = False  # it gives all samples the same output
+    kept_elsewhere = False  # a learner does not keep its state
+    positive = True  # whether outputs below 0 are a mistake
+
+    def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """The weights V that outputs P become."""
+        return normalize(outputs)
+
+    def objective(self, outputs: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
+        """What a subclass learns by instead of Eq. 3: this process's part of a loss."""
+        return outputs.new_zeros(())
+
+    @property
+    def has_objective(self) -> bool:
+        """Whether it does."""
+        return type(self).objective is not Policy.objective
+
+    def evidence(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """What it is given besides feature and embedding, computed from the network's logits and the labels."""
+        return tuple(EVIDENCE[name](logits, labels) for name in self.sees)
+
+
+class Adapted(Policy):
+    """A module of another class as a `Policy`: the one place where it is asked what it has."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.sees = getattr(module, "sees", ())
+        self.blind = getattr(module, "blind", False)
+        self.equal = getattr(module, "equal", False)
+        self.kept_elsewhere = getattr(module, "kept_elsewhere", False)
+        self.positive = not hasattr(module, "normalize")
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.module(*inputs)
+
+    def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        return getattr(self.module, "normalize", super().normalize)(outputs)
+
+    def objective(self, outputs: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
+        return getattr(self.module, "objective")(outputs, alignment)  # noqa: B009 - a module's type does not say it
+
+    @property
+    def has_objective(self) -> bool:
+        return hasattr(self.module, "objective")
+
+
+def as_policy(module: nn.Module) -> Policy:
+    """A policy as it is, or a module of another class as one."""
+    return module if isinstance(module, Policy) else Adapted(module)
+
+
+class PolicyNetwork(Policy):
     """Embedding and feature each go through a layer of 100 and ReLU, then together to one sigmoid output (Sec. 4).
 
     Args:
@@ -53,8 +97,6 @@ class PolicyNetwork(nn.Module):
         hidden: units of each layer.
         head: maps the last layer to positive numbers; `exponential` does not saturate when all outputs grow together.
     """
-
-    sees: tuple[str, ...] = ()
 
     def __init__(self, feature_dim: int, hidden: int = 100, head: Head = torch.sigmoid) -> None:
         super().__init__()
@@ -105,7 +147,7 @@ class LabelPolicy(CluePolicy):
         return [*super().further(clues), self.label(labels)]
 
 
-class FeaturePolicy(nn.Module):
+class FeaturePolicy(Policy):
     """The policy network without the embedding's branch: the paper's ablation "o.TE"."""
 
     blind = True
@@ -121,7 +163,7 @@ class FeaturePolicy(nn.Module):
         return positive(self.head(self.output(self.feature(features).relu())))
 
 
-class UniformPolicy(nn.Module):
+class UniformPolicy(Policy):
     """Every sample counts the same; nothing is learned."""
 
     blind = equal = True
@@ -133,21 +175,29 @@ class UniformPolicy(nn.Module):
 # -- a policy around another one ---------------------------------------------------------------------------------------
 
 
-class Around(nn.Module):
+class Around(Policy):
     """Another policy; a subclass says what is changed about it."""
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
         self.policy = policy
+        inner = as_policy(policy)
+        self.sees, self.blind, self.equal, self.positive = inner.sees, inner.blind, inner.equal, inner.positive
 
     def forward(
         self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"], *evidence: Tensor
     ) -> Float[Tensor, " n"]:
         return self.policy(features, embedding, *evidence)
 
-    def __getattr__(self, name: str) -> Any:
-        # Called only for attributes that are not found in the usual way.
-        return getattr(self.policy, name) if name in OPTIONAL else super().__getattr__(name)
+    def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        return as_policy(self.policy).normalize(outputs)
+
+    def objective(self, outputs: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
+        return as_policy(self.policy).objective(outputs, alignment)
+
+    @property
+    def has_objective(self) -> bool:
+        return type(self).objective is not Around.objective or as_policy(self.policy).has_objective
 
 
 class RejectingPolicy(Around):
@@ -224,41 +274,6 @@ EVIDENCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def seen_by(policy: nn.Module | Callable[..., nn.Module]) -> tuple[str, ...]:
-    """Names of the evidence that a policy, or a kind of policy, is given besides feature and embedding."""
-    return getattr(policy, "sees", ())
-
-
-def evidence(policy: nn.Module, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-    """What a policy is given besides feature and embedding, computed from the network's logits and the labels."""
-    return tuple(EVIDENCE[name](logits, labels) for name in seen_by(policy))
-
-
-def is_blind(policy: nn.Module) -> bool:
-    """Whether it does not look at transformations."""
-    return getattr(policy, "blind", False)
-
-
-def is_equal(policy: nn.Module) -> bool:
-    """Whether it gives all samples the same output."""
-    return getattr(policy, "equal", False)
-
-
-def normalizes(policy: nn.Module) -> bool:
-    """Whether it has its own way to turn outputs into weights."""
-    return hasattr(policy, "normalize")
-
-
-def objective_of(policy: nn.Module) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Its own way to learn, from outputs and alignment; None if it learns by Eq. 3."""
-    return getattr(policy, "objective", None)
-
-
-def weigh(policy: nn.Module, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """The weights that a policy makes of its outputs."""
-    return getattr(policy, "normalize", normalize)(outputs)
-
-
 def check_classes(labels: Tensor, classes: int, whose: str) -> None:
     """Only on the CPU: on a GPU the host would have to wait."""
     if labels.device.type != "cpu" or not len(labels):
@@ -284,17 +299,9 @@ def check_features(features: Tensor, layer: nn.Linear) -> None:
         )
 
 
-def check_outputs(outputs: Tensor) -> None:
-    if (outputs < 0).any():
-        raise ValueError(
-            f"the policy gives {outputs.min().item():.3g} for a sample; outputs must be positive: end the policy with "
-            "a sigmoid or an exponential"
-        )
-
-
 # -- policies by name, in recipes and in policy files ------------------------------------------------------------------
 
-KINDS: dict[str, Callable[..., nn.Module]] = {
+KINDS: dict[str, type[Policy]] = {
     "policy-network": PolicyNetwork,
     "feature-policy": FeaturePolicy,
     "clue-policy": CluePolicy,

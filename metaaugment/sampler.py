@@ -1,47 +1,99 @@
-"""Samplers: which two functions each sample gets.
+"""Samplers: which two functions each sample gets."""
 
-A sampler has `sample(n, generator)`, which draws a transformation, and `record` and `update`, which may do nothing.
-It may also have:
-
-- `probabilities`: p_{j,k} [K, K], which the log of a run shows and an exported policy keeps;
-- `figures`: numbers by name, for each row of the log;
-- `tallies`: tensors in which each process counts on its own until `update`; a checkpoint holds the sum over processes;
-- `state_dict`, `load_state_dict`: what a run needs to continue.
-"""
-
-from collections.abc import Mapping
-from numbers import Integral
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from metaaugment.algorithm import probabilities
 from metaaugment.distributed import add_up
 from metaaugment.embedding import K
+from metaaugment.guard.checks import check_count
 from metaaugment.ops import INDEX
 from metaaugment.transformation import Transformation, device_of
 
 
-class Sampler(Protocol):
-    """Which transformation each sample gets."""
+class Sampler(ABC):
+    """Which transformation each sample gets; a sampler of one's own needs `sample` alone.
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation: ...
-    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None: ...
-    def update(self) -> None: ...
+    Objects of another class are taken, too, if they have `sample` and `record`: what else they have of it counts, by
+    the same names.
+    """
+
+    probabilities: Any = None  # p_{j,k}, a tensor [K, K], which the log of a run shows and a policy file keeps
+    kept_elsewhere = False  # a learner does not keep its state
+
+    @abstractmethod
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
+        """Draw n transformations."""
+
+    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:  # noqa: B027
+        """See the policy's raw outputs P, and the losses, of a mini-batch."""
+
+    def update(self) -> None:  # noqa: B027
+        """Learn from what was recorded since the last call."""
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """Numbers by name, for each row of a run's log."""
+        return {}
+
+    @property
+    def tallies(self) -> Sequence[Tensor]:
+        """What each process counts on its own until `update`; a checkpoint holds the sum over processes."""
+        return ()
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """What a run needs to continue; nothing, of a sampler that does not learn."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        pass
 
 
-def probabilities(v: Float[Tensor, "..."], epsilon: float) -> Float[Tensor, "..."]:
-    """Eq. 5: the estimated distribution mixed with the uniform one."""
-    return (1 - epsilon) * v / v.sum() + epsilon / v.numel()
+class Adapted(Sampler):
+    """An object of another class as a `Sampler`: the one place where it is asked what it has."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.record = sampler.record
+        self.update = getattr(sampler, "update", super().update)
+        self.state_dict = getattr(sampler, "state_dict", super().state_dict)
+        self.load_state_dict = getattr(sampler, "load_state_dict", super().load_state_dict)
+        self.kept_elsewhere = getattr(sampler, "kept_elsewhere", False)
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
+        return self.sampler.sample(n, generator)
+
+    @property
+    def probabilities(self) -> Any:  # type: ignore[override]
+        return getattr(self.sampler, "probabilities", None)
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        return getattr(self.sampler, "figures", {})
+
+    @property
+    def tallies(self) -> Sequence[Tensor]:
+        return getattr(self.sampler, "tallies", ())
 
 
-class TransformationSampler:
+def as_sampler(sampler: Any) -> Sampler:
+    """A sampler as it is, or an object of another class as one."""
+    return sampler if isinstance(sampler, Sampler) else Adapted(sampler)
+
+
+class TransformationSampler(Sampler):
     """Draws pairs of functions by p_{j,k}, estimated from the policy network's outputs (Eq. 5).
 
     `record` collects outputs. `update`, called once per epoch in the paper, recomputes p from those of the last
     `window` calls of `update`: 50 or 20 epochs in the paper. Before the first call, p is uniform.
     """
+
+    probabilities: Float[Tensor, "K K"]
 
     def __init__(self, epsilon: float = 0.1, window: int = 20, functions: int = K) -> None:
         if not 0 <= epsilon <= 1:
@@ -136,18 +188,10 @@ class SingleSampler(TransformationSampler):
         return p
 
 
-class StillSampler:
-    """What samplers that do not learn have in common; each adds its own `sample`."""
-
-    def record(self, transformation: Transformation, outputs: Tensor, losses: Tensor | None = None) -> None:
-        pass
-
-    def update(self) -> None:
-        pass
-
-
-class FixedSampler(StillSampler):
+class FixedSampler(Sampler):
     """Draws pairs of functions by a p that does not change, a copy of one learned before."""
+
+    probabilities: Float[Tensor, "K K"]
 
     def __init__(self, probabilities: Float[Tensor, "K K"] | None = None) -> None:
         p = torch.full((K, K), 1 / K**2, dtype=torch.float64) if probabilities is None else probabilities
@@ -165,8 +209,7 @@ class FixedSampler(StillSampler):
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
-        """That of a `TransformationSampler` with this p that has recorded nothing: checkpoints hold both alike."""
-        return TransformationSampler().state_dict() | {"probabilities": self.probabilities.clone()}
+        return {"probabilities": self.probabilities.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Loads into the existing memory, which a captured step may use."""
@@ -174,7 +217,7 @@ class FixedSampler(StillSampler):
         self.probabilities.copy_(state["probabilities"])
 
 
-class UniformSampler(StillSampler):
+class UniformSampler(Sampler):
     """Draws pairs of functions uniformly: the paper's RandAugment, and epsilon = 1."""
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
@@ -183,7 +226,7 @@ class UniformSampler(StillSampler):
         return Transformation.draw(first, second, generator)
 
 
-class IdentitySampler(StillSampler):
+class IdentitySampler(Sampler):
     """Draws no function at all: the baseline."""
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
@@ -192,9 +235,7 @@ class IdentitySampler(StillSampler):
         return Transformation.draw(identity, identity, generator)
 
 
-def check_count(name: str, value: int) -> None:
-    if not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+StillSampler = Sampler  # its name before 0.2
 
 
 def draw_pairs(

@@ -177,6 +177,16 @@ def as_pixels(images: Tensor) -> UInt8[Tensor, "n c h w"]:
     return (images.float() * 255).round_().nan_to_num_().clamp_(0, 255).to(torch.uint8)
 
 
+def in_unit_range(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 images as numbers in [0, 1]."""
+    if images.dtype != torch.uint8:
+        raise ValueError(
+            f"the images are {str(images.dtype).removeprefix('torch.')}, but without prepare= they are divided by 255; "
+            "give uint8 images for training and validation, or a prepare= that turns yours into the network's inputs"
+        )
+    return images.to(dtype) / 255
+
+
 def check_range(
     images: Tensor,
     what: str = "images holds",

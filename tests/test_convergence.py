@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import metaaugment as ma
-from metaaugment.hypergradient import ROUTES
+from metaaugment.alignment import ROUTES
 from metaaugment.lab import cli
 from metaaugment.lab.experiments import convergence
 from metaaugment.lab.experiments.convergence import Constants, Eyes, Problem, Rates, Unnormalized

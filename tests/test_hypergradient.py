@@ -1,7 +1,7 @@
 """Three routes to one quantity, held against each other and against finite differences of the validation loss."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import metaaugment as ma
-from metaaugment.hypergradient import ROUTES, Gradient, Pass, step_length
+from metaaugment.alignment import ROUTES, Pass, step_length
 from metaaugment.networks.shake import ShakeShake
 
 CLASSES = 5
@@ -202,7 +202,8 @@ def test_equals_central_differences_of_the_validation_loss(name: str, route: str
 
     def validation_loss() -> float:
         with torch.no_grad():
-            weights = learner._judge(seen.features, seen.transformation)[1]
+            outputs = policy(seen.features, ma.embed(seen.transformation).double())
+            weights = outputs / outputs.sum()
         losses = nn.functional.cross_entropy(network(seen.inputs), seen.labels, reduction="none")
         w = learner.w
         g = torch.autograd.grad((weights * losses).sum(), list(w.values()), allow_unused=True)
@@ -272,9 +273,9 @@ def test_difference_points_where_forward_mode_in_float64_does(
     network, policy = ma.network("small-cnn", CLASSES), ma.PolicyNetwork(128)
     if after_training:
         trained(network, policy)
-    kept: list[tuple[Pass, Gradient]] = []
+    kept: list[tuple[Pass, Sequence[Tensor]]] = []
 
-    def passes(network: nn.Module, policy: nn.Module, half: bool) -> tuple[Pass, Gradient]:
+    def passes(network: nn.Module, policy: nn.Module, half: bool) -> tuple[Pass, Sequence[Tensor]]:
         learner = ma.Learner(network, ma.UniformSampler(), policy, generator=torch.Generator().manual_seed(1))
         learner.route = lambda training, v: kept.append((training, v)) or training.logits.sum(1)
         torch.manual_seed(seed + 10)
@@ -293,8 +294,8 @@ def test_difference_points_where_forward_mode_in_float64_does(
 
 def test_step_length_follows_precision_and_not_the_scale_of_v() -> None:
     network = Convolutional(nn.BatchNorm2d(8))
-    parameters = dict(network.named_parameters())
-    v = [torch.randn_like(p) for p in parameters.values()]
+    parameters = list(network.parameters())
+    v = [torch.randn_like(p) for p in parameters]
 
     def move(scale: float, precision: float) -> float:
         training = Pass(network, parameters, torch.zeros(1, 1), Tensor, lambda z: z, precision)
@@ -306,7 +307,7 @@ def test_step_length_follows_precision_and_not_the_scale_of_v() -> None:
 
 def test_a_validation_gradient_of_zero_gives_alignments_of_zero() -> None:
     network = Convolutional(nn.BatchNorm2d(8))
-    parameters, logits = dict(network.named_parameters()), torch.randn(4, CLASSES)
+    parameters, logits = list(network.parameters()), torch.randn(4, CLASSES)
     training = Pass(network, parameters, logits, lambda: torch.randn(4, CLASSES), lambda z: z.logsumexp(1), 1e-7)
     zero = [torch.zeros_like(p) for p in network.parameters()]
     assert ROUTES["difference"](training, zero).abs().max() < 1e-20

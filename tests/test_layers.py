@@ -18,15 +18,18 @@ LAYERS = (
     ("integrations",),
     ("learned",),
     ("networks", "files"),
-    ("learner", "capture"),
+    ("learner", "capture", "state"),
+    ("judge", "passes"),
     ("observation",),
-    ("hypergradient", "guard"),
-    ("policy", "sampler", "features", "batch_norm"),
-    ("embedding", "transformation", "ops", "distributed", "version", "waiting"),
+    ("policy", "sampler"),
+    ("algorithm", "alignment"),
+    ("guard",),
+    ("features", "batch_norm"),
+    ("embedding", "transformation", "ops", "distributed", "version", "waiting", "_deprecated"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The program and the list of public names stand above everything.
-TOP = ("__init__", "__main__", "_moved", "lab.__init__")
+TOP = ("__init__", "__main__", "lab.__init__")
 # Core dependencies: what the method may import besides torch. Everything else is for the layers above it.
 CORE = {"torch", "numpy", "PIL", "safetensors", "jaxtyping", "triton", "metaaugment"}
 LIBRARY = LEVEL["integrations"]

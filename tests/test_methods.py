@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import metaaugment as ma
-from metaaugment.hypergradient import ROUTES
+from metaaugment.alignment import ROUTES
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.trivial_augment import TrivialAugmentSampler
 from metaaugment.lab.data import DataSet

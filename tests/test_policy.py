@@ -15,7 +15,7 @@ from metaaugment import (
     RejectingPolicy,
     UniformPolicy,
 )
-from metaaugment.policy import POLICIES, build, clues, exponential, is_blind, name_of, normalize, seen_by, weigh
+from metaaugment.policy import POLICIES, build, clues, exponential, name_of, normalize
 
 
 def test_the_papers_network_by_hand() -> None:
@@ -138,15 +138,15 @@ def test_around_a_policy_all_but_one_thing_stays() -> None:
     both = RejectingPolicy(regressing)
     outputs, alignment = torch.tensor([0.2, 0.4, 0.9]), torch.tensor([1.0, -1.0, 0.5])
     assert torch.equal(both.objective(outputs, alignment), regressing.objective(outputs, alignment))
-    assert seen_by(both) == ("clues",)
-    assert seen_by(rejecting) == ()
-    assert seen_by(RejectingPolicy(LabelPolicy(4, num_classes=3))) == ("clues", "labels")
-    assert weigh(both, outputs).tolist() == [0, 0, 1]
-    assert weigh(RegressingPolicy(rejecting), outputs).tolist() == [0, 0, 1]
-    assert not hasattr(rejecting, "objective")
-    assert is_blind(RejectingPolicy(UniformPolicy()))
-    assert not is_blind(both)
-    assert weigh(deepcopy(both), outputs).tolist() == [0, 0, 1]
+    assert both.sees == ("clues",)
+    assert rejecting.sees == ()
+    assert RejectingPolicy(LabelPolicy(4, num_classes=3)).sees == ("clues", "labels")
+    assert both.normalize(outputs).tolist() == [0, 0, 1]
+    assert RegressingPolicy(rejecting).normalize(outputs).tolist() == [0, 0, 1]
+    assert not rejecting.has_objective
+    assert RejectingPolicy(UniformPolicy()).blind
+    assert not both.blind
+    assert deepcopy(both).normalize(outputs).tolist() == [0, 0, 1]
     assert not hasattr(both, "nothing")
 
 
@@ -179,4 +179,4 @@ def test_outputs_that_underflow_give_equal_weights(kind: type) -> None:
     torch.nn.init.constant_(policy.output.bias, -200.0)
     outputs = policy(torch.randn(5, 8), torch.randn(5, 28))
     assert (outputs > 0).all()
-    torch.testing.assert_close(weigh(policy, outputs), torch.full((5,), 0.2))
+    torch.testing.assert_close(policy.normalize(outputs), torch.full((5,), 0.2))

@@ -45,3 +45,9 @@ class AlphaWatch:
                 "torch.nn.utils.clip_grad_norm_(learner.policy_parameters(), 1.0), or give that optimizer a lower rate",
                 stacklevel=3,
             )
+
+
+@torch.no_grad()
+def at_least_zero(alpha: Tensor) -> None:
+    """α is a step size: an optimizer may take it below 0, but no update uses it there."""
+    alpha.clamp_(min=0)

@@ -1,20 +1,76 @@
 """What a learner refuses: wrong parts, mini-batches, logits, labels and losses, each with the way out."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from metaaugment.transformation import check_range
+
 Batch = tuple[Tensor, Tensor]
 STARTS_OVER = "one iterator that starts over at its end: itertools.chain.from_iterable(itertools.repeat(loader))"
+
+
+class Checks:
+    """What has been checked: values only once on a GPU, because the host has to wait for them, and some things once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.passed: set[str] = set()
+
+    def values(self, what: str, check: Callable[[], object]) -> None:
+        if self.device.type != "cuda":
+            check()
+        else:
+            self.once(what, check)
+
+    def once(self, what: str, check: Callable[[], object]) -> None:
+        """A check that returns False could not tell, and is made again."""
+        if what not in self.passed and check() is not False:
+            self.passed.add(what)
+
+    def range(self, images: Tensor, what: str, way: str) -> None:
+        """That floating-point images lie in [0, 1]."""
+        if images.is_floating_point():
+            found, allowed = f"the {what} images hold", f"they must lie in [0, 1]{way}"
+            self.values(f"{what} images", lambda: check_range(images, found, allowed))
+
+    def training(self, images: Tensor) -> None:
+        if self.device.type != "cpu":  # there `apply` checks every batch, elsewhere it clamps
+            self.range(images, "training", ": bring them there by before=, or in the loader")
+
+    def validation(self, images: Tensor, labels: Tensor) -> None:
+        check_batch(images, labels, self.device, "validation")
+        way = ", as prepare= gets them: leave normalization to it, or scale or clamp them in the loader"
+        self.range(images, "validation", way)
+
+
+def check_settings(route: str, routes: Iterable[str], counts: Mapping[str, int | None], alpha: float) -> None:
+    if route not in routes:
+        raise ValueError(f"unknown route {route!r}; choose one of {', '.join(routes)}")
+    for name, value in counts.items():
+        if value is not None or name != "part":
+            check_count(name, value)
+    if not 0 <= alpha < math.inf:
+        raise ValueError(f"alpha is {alpha:g}; it must be finite, and 0 or above")
+
+
+def check_count(name: str, value: object) -> None:
+    if not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
 
 
 def check_kinds(network: object, sampler: object, policy: object) -> None:
     for name, module in (("network", network), ("policy", policy)):
         if not isinstance(module, nn.Module):
             raise ValueError(f"the {name} is a {type(module).__name__}; it must be a torch.nn.Module")
+    if getattr(network, "static_graph", False):
+        raise ValueError("DistributedDataParallel's static_graph=True allows one backward pass per step; drop it")
     if isinstance(sampler, type) or not hasattr(sampler, "sample"):
         what = f"the class {sampler.__name__}" if isinstance(sampler, type) else f"a {type(sampler).__name__}"
         raise ValueError(f"the sampler is {what}; give an object that draws, such as TransformationSampler()")
@@ -83,6 +139,11 @@ def _wants_closure(optimizer: object) -> bool:
     return closure is not None and closure.default is closure.empty
 
 
+def check_due(due: bool, policy_optimizer: object, validation_batches: object) -> None:
+    if due and (policy_optimizer is None or validation_batches is None):
+        raise ValueError("this step updates the policy; it needs the policy's optimizer and validation batches")
+
+
 def next_batch(batches: Iterator[Batch]) -> Batch:
     """The next of the validation batches given to `step`."""
     if not isinstance(batches, Iterator):
@@ -118,6 +179,35 @@ def check_batch(images: Tensor, labels: Tensor, device: torch.device, what: str)
             f"the {what} labels have shape {list(labels.shape)}, as masks have; transformations move images, but no "
             f"masks, so a label is one number or one row per image: [{len(labels)}], or [{len(labels)}, classes]; "
             "flatten what is no mask"
+        )
+
+
+def check_pair(logits: Tensor, labels: Tensor, what: str, by_class: bool) -> None:
+    """Logits and labels, where these must be classes or may be what a user's own loss takes."""
+    check_logits(logits)
+    (check_labels if by_class else check_highest)(logits, labels, what)
+
+
+def check_fresh(alignment: Tensor | None, training: torch.dtype, validation: torch.dtype) -> None:
+    """That an observation has not been used yet, and has images of the same kind as the validation images."""
+    if alignment is not None:
+        raise ValueError(
+            "the policy has had its gradient from this observation; observe again, or give policy_backward() all "
+            "validation images at once"
+        )
+    if validation != training:
+        raise ValueError(
+            f"the validation images are {short(validation)}, but the training images {short(training)}; give both the "
+            "same dtype, since both go through prepare="
+        )
+
+
+def check_unmoved(before: int, now: int) -> None:
+    """That the version of the network's parameters is the one that a lagged gradient was taken at."""
+    if before != now:
+        raise ValueError(
+            "the network's parameters have changed since observe(), but with lagged=True the gradient is that "
+            "at the old ones; call weighted_loss() before they change, or use lagged=False"
         )
 
 
@@ -174,3 +264,31 @@ def check_losses(losses: Tensor, labels: Tensor, what: str) -> None:
             f"the loss has shape {tuple(losses.shape)} for {len(labels)} {what} samples; "
             f"it must give one number per sample ({way})"
         )
+
+
+def check_outputs(outputs: Tensor) -> None:
+    if (outputs < 0).any():
+        raise ValueError(
+            f"the policy gives {outputs.min().item():.3g} for a sample; outputs must be positive: end the policy with "
+            "a sigmoid or an exponential"
+        )
+
+
+@contextmanager
+def spent_graphs_named() -> Iterator[None]:
+    """Say what to do where the graph of the training pass cannot be used (again)."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "backward through the graph a second time" in str(error):
+            raise ValueError(
+                "a backward pass has used up the graph of this observation; call policy_backward() before "
+                "weighted_loss(seen).backward()"
+            ) from None
+        if "donated buffer" not in str(error):
+            raise
+        raise ValueError(
+            "torch.compile gives up the buffers of a pass after one use, but this pass is needed twice; use "
+            "lagged=True, or, before the first pass: import torch._functorch.config; "
+            "torch._functorch.config.donated_buffer = False"
+        ) from None

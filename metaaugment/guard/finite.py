@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from metaaugment.distributed import total
+from metaaugment.guard.gradients import norm
 from metaaugment.guard.replay import capturing
-from metaaugment.hypergradient import norm
 
 
 class FiniteGuard:

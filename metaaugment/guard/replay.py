@@ -2,8 +2,8 @@
 precision, and buffers and generators as they were."""
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TypeGuard
 
 import numpy as np
@@ -12,14 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from metaaugment.batch_norm import GlobalBatchNorm
+from metaaugment.distributed import bare, is_compiled
 
 Buffers = dict[nn.Module, dict[str, Tensor | None]]
 KNOWN_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward, GlobalBatchNorm.forward)
-
-# While a step is captured in a CUDA graph, a generator's state cannot be read. Instead, passes that are to draw the
-# same numbers each have a generator state of their own, all with the same seed. `capture.py` puts them here, in the
-# order of the passes, as two series: those of the task network, and those of the policy with its own extractor.
-captured_states: dict[str, list[torch.Generator]] = {}
 
 
 def capturing(device: torch.device) -> bool:
@@ -27,13 +23,21 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-class Replay:
-    """What determines a pass besides its inputs, recorded when the pass is first made."""
+def default_generator(device: torch.device) -> torch.Generator | None:
+    """torch's default generator of a GPU; None stands for the CPU's."""
+    return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else None
 
-    def __init__(self, device: torch.device, series: str = "network") -> None:
+
+class Replay:
+    """What determines a pass besides its inputs, recorded when the pass is first made.
+
+    While a step is captured in a CUDA graph, a generator's state cannot be read. Instead, passes that are to draw the
+    same numbers each have one of `states`, in turn: generator states with the same seed.
+    """
+
+    def __init__(self, device: torch.device, states: Sequence[torch.Generator] = ()) -> None:
         self.device = device
-        self.series = series
-        self.passes = 0
+        self.states = iter(states)
         self.precision = torch.get_autocast_dtype(device.type)
         self.autocast = torch.is_autocast_enabled(device.type)
 
@@ -79,8 +83,7 @@ class Replay:
     def _next_state(self) -> Iterator[None]:
         generator = torch.cuda.default_generators[self.device.index or 0]
         main = generator.graphsafe_get_state()
-        generator.graphsafe_set_state(captured_states[self.series][self.passes])
-        self.passes += 1
+        generator.graphsafe_set_state(next(self.states))
         try:
             yield
         finally:
@@ -101,25 +104,40 @@ def no_draws(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Draws inside are those of this seed; afterwards the default generators go on as if unused."""
+def seeded(device: torch.device, seed: int, own: torch.Generator | None = None) -> Iterator[None]:
+    """Draws inside are those of this seed; afterwards the default generators, and `own`, go on as if unused."""
+    before = None if own is None else own.get_state()
     with no_draws(device):
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-        yield
+        if (default := default_generator(device)) is not None:
+            default.manual_seed(seed)
+        if own is not None:
+            own.manual_seed(seed)
+        try:
+            yield
+        finally:
+            if own is not None and before is not None:
+                own.set_state(before)
 
 
 @contextmanager
-def undisturbed(network: nn.Module, buffers: Buffers | None = None) -> Iterator[None]:
+def undisturbed(*modules: nn.Module, buffers: Sequence[Buffers] | None = None) -> Iterator[None]:
     """Passes inside leave no trace in running statistics, in other buffers, or in tensors that modules keep as plain
-    attributes (a balancing loss); they start from `buffers` if given.
+    attributes (a balancing loss); they start from `buffers`, of each module, if given.
 
     Not by restoring them: once a buffer is written, autograd rejects the training pass's retained graph as stale.
     Instead, batch normalisation is told not to track, and other modules work on copies.
     """
+    with ExitStack() as stack:
+        for module, of_one in zip(modules, buffers or [None] * len(modules), strict=True):
+            stack.enter_context(_undisturbed(module, of_one))
+        yield
+
+
+@contextmanager
+def _undisturbed(network: nn.Module, buffers: Buffers | None) -> Iterator[None]:
     modules = list(network.modules())
     tracking = [m for m in modules if does_not_read_statistics(m) and m.training and m.track_running_stats]
     now = other_buffers(network)
@@ -171,12 +189,39 @@ def does_not_read_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:
     return isinstance(module, _BatchNorm) and type(module).forward in KNOWN_FORWARDS
 
 
+class FirstPass:
+    """What the first pass of a network shows: that it writes no parameters, and the coarsest precision of its layers.
+
+    A network may use autocast in its own `forward`, which does not show from outside. A compiled network cannot be
+    inspected, and where autocast is on around the pass, that decides.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.coarsest = _coarsest(w.dtype for w in bare(network).parameters() if w.requires_grad)
+        self.unwritten = self.precise = False
+
+    @contextmanager
+    def watched(self, replay: Replay) -> Iterator[None]:
+        network = bare(self.network)
+        look = not (self.precise or replay.autocast or is_compiled(self.network))
+        with ExitStack() as stack:
+            found = stack.enter_context(precisions(network)) if look else None
+            if not self.unwritten:
+                stack.enter_context(unwritten(network))
+            yield
+        self.unwritten = True
+        if found is not None:
+            self.coarsest, self.precise = _coarsest(found), True
+
+
+def _coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
 @contextmanager
 def precisions(network: nn.Module) -> Iterator[set[torch.dtype]]:
-    """The precisions of a network's parameters and, after the passes inside, of its layers' outputs.
-
-    A network may use autocast in its own `forward`, which does not show from outside.
-    """
+    """The precisions of a network's parameters and, after the passes inside, of its layers' outputs."""
     found = {w.dtype for w in network.parameters() if w.is_floating_point()}
 
     def note(layer: nn.Module, inputs: object, output: object) -> None:

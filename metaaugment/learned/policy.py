@@ -32,12 +32,9 @@ from metaaugment.policy import (
     check_classes,
     check_features,
     check_sharpness,
-    evidence,
     innermost,
-    seen_by,
-    weigh,
 )
-from metaaugment.sampler import FixedSampler, UniformSampler
+from metaaugment.sampler import FixedSampler, Sampler, UniformSampler, as_sampler
 from metaaugment.transformation import (
     INDEX_TYPES,
     Transformation,
@@ -129,7 +126,7 @@ class LearnedPolicy:
         self, images: Tensor, transformation: Transformation, labels: Tensor | None = None
     ) -> Float[Tensor, " n"]:
         """V = P / ΣP of images that are already augmented, over the global mini-batch."""
-        return weigh(self.policy, self.outputs(images, transformation, labels))
+        return self.policy.normalize(self.outputs(images, transformation, labels))
 
     @torch.no_grad()
     def outputs(
@@ -144,7 +141,7 @@ class LearnedPolicy:
         layout = torch.channels_last if images.device.type == "cuda" else torch.contiguous_format
         features, logits = self.extractor.view(as_pixels(images).to(memory_format=layout))
         with torch.autocast(images.device.type, enabled=False):
-            more = () if labels is None else evidence(self.policy, logits, labels)
+            more = () if labels is None else self.policy.evidence(logits, labels)
             return self.policy(features, embed(transformation.to(images.device)), *more)
 
     def parts(
@@ -193,7 +190,7 @@ class LearnedPolicy:
     @property
     def needs_labels(self) -> bool:
         """Whether it looks at the labels of images."""
-        return bool(seen_by(self.policy))
+        return bool(self.policy.sees)
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -335,10 +332,10 @@ class LearnedPolicy:
 # -- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _probabilities_of(sampler: object) -> Tensor:
+def _probabilities_of(sampler: Sampler) -> Tensor:
     if type(sampler) is UniformSampler:
         return torch.full((K, K), 1 / K**2, dtype=torch.float64)
-    p = getattr(sampler, "probabilities", None)
+    p = as_sampler(sampler).probabilities
     if not isinstance(p, Tensor):
         raise ValueError(
             f"the learner's sampler, a {type(sampler).__name__}, has no p of pairs to keep; use one that has, such as "

@@ -12,10 +12,11 @@ from metaaugment.distributed import add_up
 from metaaugment.lab.baselines.controller import FUNCTIONS, LEVELS, MAX_LEVEL, SUB_POLICIES, Controller, Reinforce
 from metaaugment.lab.seeds import ADVERSARY, derived_seed
 from metaaugment.ops import INDEX, MAX_MAGNITUDE
+from metaaugment.sampler import Sampler
 from metaaugment.transformation import Transformation, device_of
 
 
-class AdversarialSampler:
+class AdversarialSampler(Sampler):
     """Augments each copy of an image by a policy of its own, and has a controller look for policies of higher loss.
 
     A policy is five sub-policies of two functions with a level each; every sample draws one of them, and both of its

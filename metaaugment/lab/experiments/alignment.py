@@ -15,7 +15,7 @@ from metaaugment.lab.seeds import HALVES, SAMPLES, derived_seed
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.ops import OPS
-from metaaugment.policy import clues, is_equal
+from metaaugment.policy import as_policy, clues
 from metaaugment.transformation import Transformation
 
 SMALLEST = 32  # validation images of the smallest draw
@@ -84,7 +84,7 @@ def collect(learner: Learner, train: Batches, validation: Split, samples: int, s
     return Samples(
         known=joined,
         place=place,
-        outputs=None if is_equal(learner.policy) else outputs,
+        outputs=None if as_policy(learner.policy).equal else outputs,
         alignment=alignment,
     )
 

@@ -43,8 +43,8 @@ from torch.optim import SGD
 from metaaugment.distributed import whole_length
 from metaaugment.embedding import embed
 from metaaugment.guard.checks import Batch
+from metaaugment.guard.gradients import norm
 from metaaugment.guard.replay import seeded
-from metaaugment.hypergradient import norm
 from metaaugment.lab.data import Images, dataset
 from metaaugment.lab.data.splits import Split
 from metaaugment.lab.seeds import INITIAL, MAGNITUDES, derived_seed
@@ -210,7 +210,9 @@ class Problem:
             network, own = (SmallNetwork(CLASSES).double() for _ in range(2))
             policy = Unnormalized(SmoothPolicy(HIDDEN, HIDDEN).double())
         extractor = own if eyes == "own" else None
-        learner = Learner(network, sampler, policy, extractor, route="forward", copies=len(FUNCTIONS), prepare=centered)
+        learner = Learner(
+            network, sampler, policy, extractor=extractor, route="forward", copies=len(FUNCTIONS), prepare=centered
+        )
         learner.alpha.requires_grad_(False)
         return cls(learner, Outputs(extractor or network, policy), train, val)
 

@@ -25,7 +25,7 @@ from metaaugment.lab.training.evaluation import evaluate
 from metaaugment.lab.training.json_file import is_number
 from metaaugment.lab.training.machine import threads
 from metaaugment.learner import Learner
-from metaaugment.policy import FeaturePolicy, innermost, seen_by
+from metaaugment.policy import FeaturePolicy, as_policy, innermost
 
 MANY = 20_000  # fewer samples may find less: for WRN-40-2 on CIFAR-100, 8,192 found 0.15 and 38,400 found 0.21
 
@@ -273,7 +273,7 @@ def diagnose(
         captured=captured(seen, seed),
         sees=_seen_by(learner),
         learns=learner.due_at(learner.every) if learns is None else learns,
-        regresses=hasattr(learner.policy, "objective"),
+        regresses=as_policy(learner.policy).has_objective,
         epoch=epoch,
         step=step,
         seed=seed,
@@ -283,7 +283,7 @@ def diagnose(
 def _seen_by(learner: Learner) -> str:
     if isinstance(innermost(learner.policy), FeaturePolicy):
         return "feature"
-    return {(): PAPER, ("clues",): CLUES, ("clues", "labels"): LABEL}[seen_by(learner.policy)]
+    return {(): PAPER, ("clues",): CLUES, ("clues", "labels"): LABEL}[as_policy(learner.policy).sees]
 
 
 def check_enough(validation: Split, samples: int, batch: int) -> None:

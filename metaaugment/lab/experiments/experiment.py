@@ -138,8 +138,8 @@ class Experiment:
         policy = policy.to(self.device, self.dtype)
         extractor = None if extractor is None else extractor.to(self.device, self.dtype)
         return Learner(
-            self.network, sampler, policy, extractor, route=recipe.route, lagged=recipe.lagged, alpha=recipe.alpha,
-            **self.handling(space),
+            self.network, sampler, policy,
+            extractor=extractor, route=recipe.route, lagged=recipe.lagged, alpha=recipe.alpha, **self.handling(space),
         )  # fmt: skip
 
     def handling(self, space: str | Space | None = None) -> Handling:

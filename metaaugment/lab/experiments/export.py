@@ -21,6 +21,7 @@ from metaaugment.lab.training.json_file import read_json
 from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.learner import Learner
 from metaaugment.networks import network
+from metaaugment.sampler import FixedSampler
 
 
 def learned_policy(folder: Path) -> LearnedPolicy:
@@ -91,9 +92,9 @@ def _learned(folder: Path, state: dict[str, Any]) -> LearnedPolicy:
         policy = method.policy(recipe, feature_dim(net), about["num_classes"])
     policy.load_state_dict(state["learner"]["policy"], assign=True)
     prepare = normalization(about["mean"], about["std"], torch.device("cpu"), torch.contiguous_format)
-    sampler = method.sampler(recipe, None)
+    sampler = FixedSampler()
+    sampler.load_state_dict(state["learner"]["sampler"])
     learner = Learner(net, sampler, policy, prepare=prepare, space=recipe.space, fill=about["fill"])
-    learner.sampler.load_state_dict(state["learner"]["sampler"])  # type: ignore[attr-defined]
     return LearnedPolicy.from_learner(
         learner, recipe.network, about["num_classes"], about["mean"], about["std"], about["sides"],
         _provenance(folder, recipe, state),

@@ -3,14 +3,14 @@
 from dataclasses import fields
 from typing import Literal, get_args, get_origin
 
-from metaaugment.hypergradient import ROUTES
+from metaaugment.alignment import ROUTES
 from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.flags import flag, one_of, refuse
 from metaaugment.lab.experiments.methods import METHODS
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import MAX_MAGNITUDE, SPACES
-from metaaugment.policy import KINDS, POLICIES, seen_by
+from metaaugment.policy import KINDS, POLICIES
 
 MOST_COPIES = 1024  # the paper has 4, and adversarial AutoAugment 8
 # Bounds rates, as networks have single precision, which ends at 3e38, and counts, as JSON has integers of any size.
@@ -44,7 +44,7 @@ def check(recipe: Recipe) -> None:
         _refuse(recipe, name, good, f"above 0, and below {MAX_SETTING:g}")
     _refuse(recipe, "sharpness", 0 < recipe.sharpness <= 5, "above 0, and at most 5")
     _, _, kind = POLICIES[recipe.policy_network]
-    _refuse(recipe, "extractor", recipe.extractor == "shared" or not seen_by(KINDS[kind]),
+    _refuse(recipe, "extractor", recipe.extractor == "shared" or not KINDS[kind].sees,
             f"shared, because {recipe.policy_network} uses the task network's own outputs")  # fmt: skip
     _refuse(recipe, "transformations", recipe.transformations == "pairs" or recipe.method == "metaaugment",
             f"pairs for --method {recipe.method}, which draws its own")  # fmt: skip

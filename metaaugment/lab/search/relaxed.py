@@ -28,10 +28,12 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from metaaugment.alignment import step_length
 from metaaugment.distributed import bare
-from metaaugment.hypergradient import at_expectation, moved, step_length
+from metaaugment.guard.gradients import accumulate
+from metaaugment.guard.parameters import at_expectation, moved
 from metaaugment.lab.baselines.found import Function
-from metaaugment.learner import Learner, accumulate
+from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.ops import INDEX, MAX_MAGNITUDE, OPS
 from metaaugment.policy import UniformPolicy
@@ -256,7 +258,7 @@ class RelaxedLearner(Learner):
 
     def __init__(self, network: nn.Module, policy: RelaxedPolicy, **settings: Any) -> None:
         self.relaxed = policy
-        super().__init__(network, RelaxedSampler(policy), policy, **settings)
+        super().__init__(network, RelaxedSampler(policy), policy, lagged=True, **settings)
         self.alpha.requires_grad_(False)
 
     def observe(self, images: Tensor, labels: Tensor) -> Observation:
@@ -265,25 +267,24 @@ class RelaxedLearner(Learner):
 
     def policy_backward(self, seen: Observation, images: Tensor, labels: Tensor) -> None:
         """Add the gradient of the validation loss at ŵ to `.grad` of the policy, and theirs to its control variates."""
-        self._check_validation(images, labels)
+        self.checks.validation(images, labels)
         assert isinstance(seen.transformation, RelaxedTransformation)
         draws = seen.transformation.draws
-        inner, g = self.inner_gradient(seen, retain_graph=False)
-        v, _ = self.gradient_ahead(seen, g, images, labels)
-        seen.alignment, slope = self._along(seen, v)
+        ahead = self.look_ahead(seen, images, labels)
+        seen.alignment, slope = self._along(seen, ahead.v)
         with torch.autocast(self.device.type, enabled=False):
             gradients = self.relaxed.gradients(-self.alpha * seen.alignment, -self.alpha * slope, draws)
         if self.guard.passes(gradients):
             accumulate(self.policy_parameters(), gradients)
         # All weights are equal whatever the policy is, so this is the gradient that trains the network too.
-        seen.gradient = inner
+        seen.gradient = list(ahead.own)
 
     def _along(self, seen: Observation, v: Sequence[Tensor]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
         """The change of the training pass from w − h v to w + h v, divided by 2 h: that of its losses, and that of the
         derivative of Σ V_i L_i in a shift of all inputs of each sample."""
         network, w = bare(self.network), list(self.w.values())
         leaf = replace(seen, inputs=seen.inputs.detach().requires_grad_())
-        training = self._pass(leaf)
+        training = self.passes.again(leaf)
         h, ends = step_length(training, v).detach(), []
         for length in (h, -h):
             with moved(w, v, length), at_expectation(network):

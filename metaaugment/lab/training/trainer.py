@@ -24,7 +24,7 @@ from metaaugment.lab.training.look import Look
 from metaaugment.lab.training.machine import UNKNOWN, commit, continued
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
-from metaaugment.policy import is_equal
+from metaaugment.policy import as_policy
 
 LONGEST = 80  # most characters of a value in an error message
 
@@ -204,7 +204,7 @@ class Trainer:
     def _looked(self, epoch: int) -> Row:
         """What the policy does after an epoch: p, and the quantiles of the weights of a mini-batch."""
         learner = self.learner
-        if self.look is None or is_equal(learner.policy):
+        if self.look is None or as_policy(learner.policy).equal:
             return {}
         with self.precision():
             row = self.look.take(learner, epoch, self.validation if epoch == self.epochs else None)

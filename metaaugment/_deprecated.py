@@ -1,12 +1,17 @@
-"""Modules that have moved: for one version their old names import the same modules, with a warning."""
+"""What goes with version 0.3: old names of modules that have moved, and arguments by their place, with a warning."""
 
 import importlib
+import inspect
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
 
 # Old and new names below `metaaugment`; what lies in a folder has moved with it.
 MOVED = {
@@ -15,6 +20,7 @@ MOVED = {
     **{name: f"lab.{name}" for name in ("cli", "command", "program", "seeds", "words")},
     **{name: f"lab.{name}" for name in ("baselines", "bench", "data", "experiments", "report", "search", "training")},
     "networks.pretrained": "lab.training.pretrained",
+    "hypergradient": "alignment",
     "transfer": "learned.policy",
     "policy_file": "learned.file",
     "frozen": "learned.frozen",
@@ -53,3 +59,26 @@ class Moved(MetaPathFinder, Loader):
 
 
 sys.meta_path.insert(0, Moved())  # first: the finder of files would load what lies in a moved folder once more
+
+
+def positional_until(last: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Take keyword arguments up to this one by their place, too."""
+
+    def decorated(function: Callable[P, None]) -> Callable[P, None]:
+        parameters = inspect.signature(function).parameters
+        names, kinds = list(parameters), [parameter.kind for parameter in parameters.values()]
+        first = kinds.index(inspect.Parameter.KEYWORD_ONLY)
+
+        @wraps(function)
+        def called(*args: Any, **kwargs: Any) -> None:
+            by_place = dict(zip(names[first : names.index(last) + 1], args[first:], strict=False))
+            if by_place and not by_place.keys() & kwargs.keys() and len(args) <= first + len(by_place):
+                said = ", ".join(f"{name}=…" for name in by_place)
+                advice = f"give these by name: {said}; by their place they are not taken from 0.3 on"
+                warnings.warn(advice, DeprecationWarning, stacklevel=2)
+                args, kwargs = args[:first], by_place | kwargs
+            function(*args, **kwargs)  # type: ignore[arg-type, call-arg]
+
+        return called  # type: ignore[return-value]
+
+    return decorated
