@@ -315,7 +315,7 @@ def test_shared_memory_that_is_full_is_said(files: ImageFiles, monkeypatch: pyte
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
 
     monkeypatch.setattr(Tensor, "share_memory_", full)
-    with pytest.raises(OSError, match=r"shared memory is full \(each .* MiB\); use fewer --workers") as raised:
+    with pytest.raises(OSError, match=r"shared memory is full \(each .* MiB\); use fewer workers") as raised:
         take(shuffled(files, reader=Reader(1)), 1)
     assert raised.value.filename == "/dev/shm"
     assert len(take(shuffled(files), 1)) == 1  # which needs none

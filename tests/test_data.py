@@ -146,7 +146,7 @@ def test_a_rehearsal_has_validation_images_for_its_test() -> None:
     assert torch.equal(half.test.labels, whole.rehearsal(0.5, 0).test.labels)
     assert half.fingerprint() not in (whole.fingerprint(), whole.rehearsal(0.5, 1).fingerprint())
     with pytest.raises(
-        ValueError, match=r"--held-back is 0\.001, which does not split the 10 validation images of class 0"
+        ValueError, match=r"held_back is 0\.001, which does not split the 10 validation images of class 0"
     ):
         whole.rehearsal(0.001, 0)
 
@@ -161,7 +161,7 @@ def test_a_rehearsal_may_have_training_images_for_its_test() -> None:
     together = torch.cat([part.train.images, part.test.images]).flatten(1).tolist()
     assert sorted(together) == sorted(whole.train.images.flatten(1).tolist())
     assert part.fingerprint() != whole.rehearsal(0.3, 1, of="training").fingerprint()
-    with pytest.raises(ValueError, match=r"--held-back is 0\.001, which is none of the 100 training images"):
+    with pytest.raises(ValueError, match=r"held_back is 0\.001, which is none of the 100 training images"):
         whole.rehearsal(0.001, 0, of="training")
 
 
@@ -232,10 +232,10 @@ def test_classes_with_one_validation_image_are_shared_out(share: float) -> None:
 
 
 def test_a_single_validation_image_cannot_be_shared_out() -> None:
-    with pytest.raises(ValueError, match=r"--held-back is 0\.5, which does not split the 1 validation images: both"):
+    with pytest.raises(ValueError, match=r"held_back is 0\.5, which does not split the 1 validation images: both"):
         drawn(torch.tensor([3]), 0.5, 0)
     assert [len(part) for part in drawn(torch.tensor([3, 5]), 0.5, 0)[1:]] == [1, 1]
-    with pytest.raises(ValueError, match=r"--held-back is 0\.1, which does not split the 2 validation images: both"):
+    with pytest.raises(ValueError, match=r"held_back is 0\.1, which does not split the 2 validation images: both"):
         drawn(torch.tensor([3, 5]), 0.1, 0)
 
 
@@ -1107,7 +1107,9 @@ def test_impossible_shares(held_out: tuple[float, float], tmp_path: Path) -> Non
 def test_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no folder .*gone"):
         dataset("folder", tmp_path / "gone")
-    with pytest.raises(ValueError, match="no default folder; name a folder of your own images with --data"):
+    with pytest.raises(
+        ValueError, match=r"^root is None; the data set folder has no default folder; name a folder of your own images$"
+    ):
         dataset("folder")
     with pytest.raises(ValueError, match=r"ImageNet is not there: .*register at https://image-net.org"):
         dataset("imagenet", tmp_path)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from metaaugment.lab.data.depth import Dim
+from metaaugment.lab.data.refused import Refused
 from metaaugment.lab.data.splits import Split, apportion, portion, split
 
 STAND_IN = "stand in for the test images, which are not looked at"
@@ -52,10 +53,8 @@ class DataSet:
         shares = apportion(round(share * sum(sizes)), sizes)
         counts = [min(count, max(size - 1, 0)) for count, size in zip(shares, sizes, strict=True)]
         if not sum(counts):
-            raise ValueError(
-                f"--held-back is {share:g}, which is none of the {len(self.train)} training images; choose a larger "
-                "share"
-            )
+            of = f"{share:g}, which is none of the {len(self.train)} training images"
+            raise Refused("held_back", of, "choose a larger share")
         held_back, left = split(self.train.labels, seed, counts)
         note = f"{len(held_back):,} training images {STAND_IN}"
         return replace(self, train=self.train.take(left), test=self.train.take(held_back), note=f"{self.note}; {note}")
@@ -63,17 +62,15 @@ class DataSet:
     def _validation_rehearsed(self, share: float, seed: int) -> "DataSet":
         sizes = torch.bincount(self.val.labels, minlength=self.num_classes).tolist()
         counts = portion(share, sizes, seed)
-        for name, size, count in zip(self.classes, sizes, counts, strict=True):
-            if size > 1 and not 0 < count < size:
-                raise ValueError(
-                    f"--held-back is {share:g}, which does not split the {size} validation images of class {name}: "
-                    "both parts need at least one; choose a share closer to 0.5, or hold out more"
-                )
-        if not 0 < sum(counts) < len(self.val):
-            raise ValueError(
-                f"--held-back is {share:g}, which does not split the {len(self.val)} validation images: both parts "
-                "need at least one; choose a share closer to 0.5, or hold out more"
-            )
+        parts = [
+            (f"{size} validation images of class {name}", count, size)
+            for name, size, count in zip(self.classes, sizes, counts, strict=True)
+            if size > 1
+        ]
+        for images, count, size in (*parts, (f"{len(self.val)} validation images", sum(counts), len(self.val))):
+            if not 0 < count < size:
+                what = f"{share:g}, which does not split the {images}: both parts need at least one"
+                raise Refused("held_back", what, "choose a share closer to 0.5, or hold out more")
         held_back, left = split(self.val.labels, seed, counts)
         note = f"{len(held_back):,} validation images {STAND_IN}"
         return replace(self, val=self.val.take(left), test=self.val.take(held_back), note=f"{self.note}; {note}")

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import torch
 
+from metaaugment.lab.data.entry import Entry, Reduced
 from metaaugment.lab.data.files import ImageFiles
 from metaaugment.lab.data.layout import Missing
 from metaaugment.lab.data.splits import Splits, split
 from metaaugment.lab.words import number_of, some
+from metaaugment.transformation import MAX_SIDE
 
 # Which files are images; how each is decoded follows from its content.
 EXTENSIONS = (
@@ -292,3 +294,32 @@ def _kind(entry: os.DirEntry[str]) -> str:
     if entry.is_symlink() and not os.path.exists(entry.path):
         return "a broken link"
     return os.path.splitext(entry.name)[1].lower() or "no extension"
+
+
+IMAGENET = Entry(
+    "ImageNet",
+    read=lambda ask: read_imagenet(ask.root, ask.seed, ask.held_out, ask.size),
+    locate=locate_whole_imagenet,
+    size=SIZE,
+    sizes=range(8, MAX_SIDE + 1),
+    how="register at https://image-net.org/download, and unpack the training and validation images of ILSVRC2012 "
+    "to {root}/imagenet/train and {root}/imagenet/val, with a folder for each class in both",
+    held_out=IMAGENET_HELD_OUT,
+    in_files=True,
+    fixed_test=True,
+    top5=True,
+    like="imagenet",
+    # AutoAugment and DADA took 120 of its classes; we take all.
+    searched=dict.fromkeys(("autoaugment", "dada"), Reduced(50)),
+)
+ENTRY = Entry(
+    "folder",
+    read=lambda ask: read_folder(ask.root, ask.seed, ask.held_out, ask.size),
+    locate=None,
+    size=SIZE,
+    sizes=range(8, MAX_SIDE + 1),
+    how="name a folder of your own images",
+    held_out=HELD_OUT,
+    in_files=True,
+    like="imagenet",
+)

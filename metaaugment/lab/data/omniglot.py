@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
+from metaaugment.lab.data.entry import Archive, Entry, Reduced, black
 from metaaugment.lab.data.files import CorruptImage, read_image
 from metaaugment.lab.data.images import Images
 from metaaugment.lab.data.layout import Missing, find_complete
@@ -30,6 +31,7 @@ class Layout:
 OMNIGLOT = Layout({"images_background": 964, "images_evaluation": 659})
 NAMES = ("omniglot", "omniglot-py")
 SIZE = 32
+LAKE = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
 
 
 def read(layout: Layout, root: Path, seed: int, size: int = SIZE, progress: Progress = silent) -> Splits:
@@ -114,3 +116,24 @@ def _read(folder: Path, file: Path, size: int) -> np.ndarray:
 
 def _three_channels(drawings: Images) -> Images:
     return Images(drawings.images.repeat(1, 3, 1, 1), drawings.labels)
+
+
+def _archive(part: str, md5: str) -> Archive:
+    return Archive(f"{LAKE}/{part}.zip", md5, f"{NAMES[0]}/{part}", max_bytes=100_000_000)
+
+
+ENTRY = Entry(
+    "Omniglot",
+    read=lambda ask: read(OMNIGLOT, ask.root, ask.seed, ask.size, ask.progress),
+    locate=lambda root: locate(OMNIGLOT, root),
+    size=SIZE,
+    sizes=range(8, 106),
+    fill=black,
+    archives=(
+        _archive("images_background", "68d2efa1b9178cc56df9314c21c6e718"),
+        _archive("images_evaluation", "6b91aef0f799c5bb55b94e3f2daec811"),
+    ),
+    like="svhn",
+    # 3,246 images in all, on which the paper ran PBA.
+    searched={"pba": Reduced(2, "wrn-40-2")},
+)
