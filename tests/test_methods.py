@@ -32,7 +32,7 @@ from metaaugment.lab.training.evaluation import evaluate
 from metaaugment.learner import Learner
 from metaaugment.ops import INDEX, PAPER_OPS, find_space
 from metaaugment.policy import FeaturePolicy, PolicyNetwork, RejectingPolicy, UniformPolicy
-from metaaugment.sampler import FixedSampler, IdentitySampler, TransformationSampler, UniformSampler
+from metaaugment.sampler import FixedSampler, TransformationSampler, UniformSampler
 
 from trees import write_folder
 
@@ -98,13 +98,6 @@ def test_the_baseline_flips_and_crops_only() -> None:
     # Of 64 draws: both sides of the coin, and all five shifts in both directions.
     assert {flipped for flipped, _, _ in drawn} == {False, True}
     assert {top for _, top, _ in drawn} == {left for _, _, left in drawn} == set(range(5))
-
-
-def test_the_baseline_draws_identity() -> None:
-    sampler = METHODS["baseline"].sampler(plain(), None)
-    assert isinstance(sampler, IdentitySampler)
-    t = sampler.sample(50)
-    assert set(t.first.tolist()) == set(t.second.tolist()) == {INDEX["Identity"]}
 
 
 # -- what all others have --------------------------------------------------------------------------------------------

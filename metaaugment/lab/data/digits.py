@@ -14,7 +14,7 @@ VAL, TEST = 100, 597
 SIZE = 32
 
 
-def read(seed: int, size: int = SIZE) -> Splits:
+def read(seed: int, size: int) -> Splits:
     """All digits, uint8 [n, 3, size, size], bright on black; 1,100 for training.
 
     Enlarged bicubically: Lanczos, the choice for Omniglot's reduction, rings around strokes one pixel wide.

@@ -12,7 +12,7 @@ import torch
 
 from metaaugment.lab.data.entry import Entry, Reduced
 from metaaugment.lab.data.files import ImageFiles
-from metaaugment.lab.data.layout import Missing
+from metaaugment.lab.data.layout import Missing, folders, is_folder, is_hidden
 from metaaugment.lab.data.splits import Splits, split
 from metaaugment.lab.words import number_of, some
 from metaaugment.transformation import MAX_SIDE
@@ -67,11 +67,11 @@ def read_folder(root: Path, seed: int, held_out: tuple[float, float] = HELD_OUT,
         return cut(root, {"train": scan(root, root)}, seed, held_out, size, _unused([], [root]))
     train = scan(root, found["train"])
     trees = {"train": train} | {name: scan_like(train, root, found[name]) for name in WORDS if name in found}
-    unused = sorted(set(_folders(root)) - {folder.name for folder in found.values()})
+    unused = sorted(set(folders(root)) - {folder.name for folder in found.values()})
     return cut(root, trees, seed, held_out, size, _unused(unused, [root, *found.values()]))
 
 
-def read_imagenet(root: Path, seed: int, held_out: tuple[float, float] = IMAGENET_HELD_OUT, size: int = SIZE) -> Splits:
+def read_imagenet(root: Path, seed: int, held_out: tuple[float, float], size: int) -> Splits:
     """ImageNet, or some of its classes: its validation images are the test set, ours are cut from the training images.
 
     Its official test images have no public labels.
@@ -103,7 +103,7 @@ def locate_whole_imagenet(root: Path) -> Path:
     """The same, if both folders have all classes."""
     folder = locate_imagenet(root)
     for name in ("train", "val"):
-        found = len(_folders(folder / name))
+        found = len(folders(folder / name))
         if found != IMAGENET_CLASSES:
             sentence = f"{folder / name} has {found:,} class folders where {IMAGENET_CLASSES:,} are expected"
             raise Missing(sentence, folder, incomplete=True)
@@ -116,13 +116,13 @@ def split_folders(root: Path) -> dict[str, Path]:
     A class may be called train, and have folders in it. So what holds images too is a split only beside another one.
     """
     found: dict[str, Path] = {}
-    for folder in _folders(root):
+    for folder in folders(root):
         for name, spellings in SPLIT_NAMES.items():
             if folder.lower() in spellings:
                 if name in found:
                     raise ValueError(f"{root} has both {found[name].name} and {folder}; keep one of them")
                 found[name] = root / folder
-    nested = {name for name, folder in found.items() if _folders(folder)}
+    nested = {name for name, folder in found.items() if folders(folder)}
     splits = {name for name in nested if len(nested) > 1 or not any(_files(found[name]))}
     if splits and "train" not in found:
         raise ValueError(f"{root} has {found[min(splits)].name} but no train; add train, with a folder for each class")
@@ -158,7 +158,7 @@ def scan_like(train: Tree, root: Path, folder: Path) -> Tree:
 
 
 def _tree(root: Path, folder: Path) -> Tree:
-    classes = _folders(folder)
+    classes = folders(folder)
     if not classes:
         flat = " (its images lie directly in it)" if any(_files(folder)) else ""
         raise ValueError(f"{folder} has no class folders{flat}; put the images of each class in a folder of its own")
@@ -223,9 +223,9 @@ def _check_enough(train: Tree, shares: dict[str, float]) -> None:
         )
 
 
-def _unused(folders: Sequence[str], above: Sequence[Path]) -> list[str]:
+def _unused(names: Sequence[str], above: Sequence[Path]) -> list[str]:
     """A remark on what is not used: folders, and images that lie directly in a folder above the classes."""
-    unused = list(folders)
+    unused = list(names)
     for folder in above:
         if n := sum(1 for _ in _files(folder)):
             unused.append(f"{number_of('image', n)} directly in {folder.name or folder}")
@@ -236,11 +236,6 @@ def _image_files(root: Path, tree: Tree, size: int) -> ImageFiles:
     counts = torch.tensor([len(files) for files in tree.names])
     labels = torch.arange(len(counts)).repeat_interleave(counts)
     return ImageFiles(root, tuple(itertools.chain.from_iterable(tree.names)), labels, size)
-
-
-def _folders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if not _hidden(entry) and _is_folder(entry))
 
 
 def _files(folder: Path) -> Iterator[str]:
@@ -260,11 +255,11 @@ def _images(folder: Path, start: str, seen: set[tuple[int, int]], others: Counte
     with os.scandir(folder) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
     for entry in ordered:
-        if not _hidden(entry) and _is_folder(entry):
+        if not is_hidden(entry) and is_folder(entry):
             yield from _images(folder / entry.name, f"{start}{entry.name}/", seen, others)
         elif _is_image(entry):
             yield start + entry.name
-        elif not _hidden(entry):
+        elif not is_hidden(entry):
             others[_kind(entry)] += 1
 
 
@@ -274,17 +269,8 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _hidden(entry: os.DirEntry[str]) -> bool:
-    return entry.name.startswith(".")
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    # os.path follows links, and returns False for one that is broken or circular.
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
-
-
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    if _hidden(entry) or not entry.name.lower().endswith(EXTENSIONS):
+    if is_hidden(entry) or not entry.name.lower().endswith(EXTENSIONS):
         return False
     return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
 

@@ -22,6 +22,21 @@ def data_root(root: Path | str | None) -> Path:
     return Path(root or os.environ.get("METAAUGMENT_DATA") or "~/.cache/metaaugment").expanduser()
 
 
+def folders(folder: Path) -> list[str]:
+    """The names of the folders in a folder, in order, without those that are hidden."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if not is_hidden(entry) and is_folder(entry))
+
+
+def is_hidden(entry: os.DirEntry[str]) -> bool:
+    return entry.name.startswith(".")
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    # os.path follows links, and returns False for one that is broken or circular.
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
 def find_complete(
     root: Path, names: Sequence[str], holds: Callable[[Path], bool], problems: Callable[[Path], Iterator[str]]
 ) -> Path | None:

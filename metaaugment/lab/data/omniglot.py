@@ -13,8 +13,8 @@ from PIL import Image, ImageOps
 from metaaugment.lab.data.entry import Archive, Entry, Reduced, black
 from metaaugment.lab.data.files import CorruptImage, read_image
 from metaaugment.lab.data.images import Images
-from metaaugment.lab.data.layout import Missing, find_complete
-from metaaugment.lab.data.progress import Progress, silent
+from metaaugment.lab.data.layout import Missing, find_complete, folders
+from metaaugment.lab.data.progress import Progress
 from metaaugment.lab.data.splits import Splits, split
 
 
@@ -34,7 +34,7 @@ SIZE = 32
 LAKE = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
 
 
-def read(layout: Layout, root: Path, seed: int, size: int = SIZE, progress: Progress = silent) -> Splits:
+def read(layout: Layout, root: Path, seed: int, size: int, progress: Progress) -> Splits:
     """All drawings, uint8 [n, 3, size, size], ink bright on black; split by the seed, 15 / 2 / 3 of each character.
 
     A character is a class, named ALPHABET/characterNN: those of images_background come first. Drawings are reduced by
@@ -48,12 +48,13 @@ def read(layout: Layout, root: Path, seed: int, size: int = SIZE, progress: Prog
             images[c, d] = _read(folder, folder / part / name / file, size)
         progress("reading Omniglot", c + 1, len(drawings))
     labels = torch.arange(len(drawings)).repeat_interleave(layout.drawings)
-    everything = Images(torch.from_numpy(images.reshape(-1, 1, size, size)), labels)
+    # Expanded, not repeated: only what is taken of it has three channels in memory.
+    everything = Images(torch.from_numpy(images.reshape(-1, 1, size, size)).expand(-1, 3, -1, -1), labels)
     val, test, train = split(labels, seed, [layout.val] * len(drawings), [layout.test] * len(drawings))
     return Splits(
-        _three_channels(everything.take(train)),
-        _three_channels(everything.take(val)),
-        _three_channels(everything.take(test)),
+        everything.take(train),
+        everything.take(val),
+        everything.take(test),
         tuple(name for _, name, _ in drawings),
         f"Omniglot: of each character's {layout.drawings} drawings {layout.val} for validation and {layout.test} for "
         f"the test, by seed {seed}",
@@ -76,15 +77,10 @@ def locate(layout: Layout, root: Path) -> Path:
 
 def characters(part: Path) -> Iterator[tuple[str, list[str]]]:
     """ALPHABET/characterNN and the names of its drawings, in order."""
-    for alphabet in _folders(part):
-        for character in _folders(part / alphabet):
+    for alphabet in folders(part):
+        for character in folders(part / alphabet):
             files = os.listdir(part / alphabet / character)
             yield f"{alphabet}/{character}", sorted(file for file in files if _is_drawing(file))
-
-
-def _folders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _is_drawing(file: str) -> bool:
@@ -112,10 +108,6 @@ def _read(folder: Path, file: Path, size: int) -> np.ndarray:
         reason = error.reason if isinstance(error, CorruptImage) else error.strerror
         raise Missing(f"{file} is not an image ({reason})", folder, incomplete=True) from None
     return np.asarray(ImageOps.invert(picture.convert("L")).resize((size, size), Image.Resampling.LANCZOS))
-
-
-def _three_channels(drawings: Images) -> Images:
-    return Images(drawings.images.repeat(1, 3, 1, 1), drawings.labels)
 
 
 def _archive(part: str, md5: str) -> Archive:
