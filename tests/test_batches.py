@@ -149,11 +149,6 @@ def test_middles_are_what_evaluation_sees(files: ImageFiles) -> None:
     assert not any(torch.equal(middles[place], parts[place]) for place in parts)
 
 
-def test_training_views_are_uint8_of_the_size(files: ImageFiles) -> None:
-    images, labels = take(shuffled(files), 1)[0]
-    assert (images.shape, images.dtype, labels.dtype) == ((BATCH, 3, 16, 16), torch.uint8, torch.int64)
-
-
 def test_reading_draws_nothing_from_torchs_own_generator(files: ImageFiles) -> None:
     """A resumed run reads anew, and its network must still draw what it would have drawn."""
     state = torch.get_rng_state()

@@ -105,11 +105,8 @@ def read(layout: Layout, root: Path, seed: int) -> Splits:
 def locate(layout: Layout, root: Path) -> Path:
     """The folder of a complete data set, by the sizes of its files. Raises `Missing` where there is none."""
     names = (layout.binary, layout.python)
-    folder = find_complete(root, names, partial(_holds, layout), partial(_problems, layout))
-    if folder is None:
-        binary, python = root / layout.binary / _binary(layout.test), root / layout.python / layout.test
-        raise Missing(f"neither {binary} nor {python} was found", root / layout.binary)
-    return folder
+    known_by = f"{layout.binary}/{_binary(layout.test)}", f"{layout.python}/{layout.test}"
+    return find_complete(root, names, partial(_holds, layout), partial(_problems, layout), known_by)
 
 
 def _binary(file: str) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from metaaugment.lab.data.entry import Entry, Reduced
 from metaaugment.lab.data.files import ImageFiles
-from metaaugment.lab.data.layout import Missing, folders, is_folder, is_hidden
+from metaaugment.lab.data.layout import Missing, find_complete, folders, is_folder, is_hidden
 from metaaugment.lab.data.splits import Splits, split
 from metaaugment.lab.words import number_of, some
 from metaaugment.transformation import MAX_SIDE
@@ -89,14 +89,17 @@ def read_imagenet(root: Path, seed: int, held_out: tuple[float, float], size: in
 
 def locate_imagenet(root: Path) -> Path:
     """The folder with train and val. Raises `Missing` where there is none."""
-    for folder in (root / "imagenet", root):
-        absent = [folder / name for name in ("train", "val") if not (folder / name).is_dir()]
-        if not absent:
-            return folder
-        if len(absent) == 1:
-            raise Missing(f"{absent[0]} is missing", folder, incomplete=True)
-    where = root / "imagenet"
-    raise Missing(f"neither {where / 'train'} nor {root / 'train'} was found", where)
+
+    def absent(folder: Path) -> list[Path]:
+        return [folder / name for name in ("train", "val") if not (folder / name).is_dir()]
+
+    def holds(folder: Path) -> bool:
+        return len(absent(folder)) < 2
+
+    def problems(folder: Path) -> Iterator[str]:
+        return (f"{path} is missing" for path in absent(folder))
+
+    return find_complete(root, ("imagenet",), holds, problems, ("imagenet/train", "train"))
 
 
 def locate_whole_imagenet(root: Path) -> Path:

@@ -38,12 +38,17 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def find_complete(
-    root: Path, names: Sequence[str], holds: Callable[[Path], bool], problems: Callable[[Path], Iterator[str]]
-) -> Path | None:
-    """The first folder that holds some of the data and has no problems; None if no folder holds any.
+    root: Path,
+    names: Sequence[str],
+    holds: Callable[[Path], bool],
+    problems: Callable[[Path], Iterator[str]],
+    known_by: tuple[str, str],
+) -> Path:
+    """The first folder that holds some of the data and has no problems.
 
-    Looks at the folders of the official names under the root, then at the root. If all that hold data have problems,
-    raises `Missing` for the first problem of the first one.
+    Looks at the folders of the official names under the root, then at the root. Raises `Missing`: if all that hold data
+    have problems, for the first problem of the first one; if none holds any, for two paths under the root, by which
+    a user knows them.
     """
     incomplete: list[Missing] = []
     for folder in (*(root / name for name in names), root):
@@ -54,4 +59,5 @@ def find_complete(
             incomplete.append(Missing(reason, folder, incomplete=True))
     if incomplete:
         raise incomplete[0]
-    return None
+    one, other = (root / path for path in known_by)
+    raise Missing(f"neither {one} nor {other} was found", root / names[0])

@@ -63,16 +63,12 @@ def read(layout: Layout, root: Path, seed: int, size: int, progress: Progress) -
 
 def locate(layout: Layout, root: Path) -> Path:
     """The folder of a complete tree, by the number of its files. Raises `Missing` where there is none."""
-    parts = tuple(layout.characters)
+    first, *_ = parts = tuple(layout.characters)
 
     def holds(folder: Path) -> bool:
         return any((folder / part).is_dir() for part in parts)
 
-    folder = find_complete(root, NAMES, holds, partial(_problems, layout))
-    if folder is None:
-        where = root / NAMES[0]
-        raise Missing(f"neither {where / parts[0]} nor {root / parts[0]} was found", where)
-    return folder
+    return find_complete(root, NAMES, holds, partial(_problems, layout), (f"{NAMES[0]}/{first}", first))
 
 
 def characters(part: Path) -> Iterator[tuple[str, list[str]]]:
