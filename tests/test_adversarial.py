@@ -263,12 +263,6 @@ def test_state_goes_on_where_it_was(tmp_path: Path) -> None:
     assert all(map(torch.equal, one.controller.parameters(), other.controller.parameters()))
 
 
-def test_seeds_have_policies_of_their_own() -> None:
-    one, same, other = (AdversarialSampler(seed=seed).decisions for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-
-
 def test_what_cannot_be_is_named() -> None:
     with pytest.raises(ValueError, match=r"copies is 1; .* at least 2"):
         AdversarialSampler(copies=1)

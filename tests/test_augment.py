@@ -111,23 +111,6 @@ def test_cutout_of_an_odd_side_has_that_side() -> None:
     assert found[0, 0].nonzero().tolist() == [[y, x] for y in (3, 4, 5) for x in (3, 4, 5)]
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_crop_by_no_shift_changes_nothing(channels: int) -> None:
-    images = noise(4, channels, 7, 9)
-    assert torch.equal(
-        augment.crop(images, torch.zeros(4, 2, dtype=torch.long), augment.color(FILL[channels], CPU)), images
-    )
-
-
-def test_the_crops_padding_is_the_fill_color() -> None:
-    """Rows 0 to 2 of a black image that moves down by 3."""
-    found = augment.crop(
-        torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.tensor([[-3, 0]]), augment.color(FILL[3], CPU)
-    )
-    assert found[0, :, :3].flatten(1).unique(dim=1).squeeze(1).tolist() == list(FILL[3])
-    assert not found[0, :, 3:].any()
-
-
 # -- draws -----------------------------------------------------------------------------------------------------------
 
 RANDOM: dict[str, Drawn] = {

@@ -59,15 +59,9 @@ def same(one: list[Batch], other: list[Batch]) -> bool:
 # -- order -----------------------------------------------------------------------------------------------------------
 
 
-def test_in_memory_any_step_goes_on_where_the_first_would() -> None:
-    batches = shuffled(in_memory())
-    whole = take(batches, 4 * STEPS)
-    for step in range(3 * STEPS + 1):
-        assert same(take(batches, 4 * STEPS - step, step), whole[step:])
-
-
-def test_from_files_any_step_goes_on_where_the_first_would(files: ImageFiles) -> None:
-    batches = shuffled(files)
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_any_step_goes_on_where_the_first_would(kind: str, files: ImageFiles) -> None:
+    batches = shuffled(in_memory() if kind == "memory" else files)
     whole = take(batches, 3 * STEPS)
     for step in range(2 * STEPS + 1):
         assert same(take(batches, 3 * STEPS - step, step), whole[step:])
@@ -155,11 +149,6 @@ def test_middles_are_what_evaluation_sees(files: ImageFiles) -> None:
     assert not any(torch.equal(middles[place], parts[place]) for place in parts)
 
 
-def test_training_views_are_uint8_of_the_size(files: ImageFiles) -> None:
-    images, labels = take(shuffled(files), 1)[0]
-    assert (images.shape, images.dtype, labels.dtype) == ((BATCH, 3, 16, 16), torch.uint8, torch.int64)
-
-
 def test_reading_draws_nothing_from_torchs_own_generator(files: ImageFiles) -> None:
     """A resumed run reads anew, and its network must still draw what it would have drawn."""
     state = torch.get_rng_state()
@@ -215,38 +204,15 @@ def test_skipping_goes_on_where_it_would_have(tmp_path: Path) -> None:
 
 def test_a_batch_of_unreadable_files_alone_is_refused(tmp_path: Path) -> None:
     """Left out, it would move all later steps."""
-    batches = shuffled(write_files(tmp_path, broken=[5]), batch=1, reader=Reader(skip=True))
+    batches = shuffled(write_files(tmp_path / "one", broken=[5]), batch=1, reader=Reader(skip=True))
     with pytest.raises(ValueError, match=r"no image of a mini-batch can be read: .*005\.png .*, to name the first; "):
         take(batches, FILES)
+    every = shuffled(write_files(tmp_path / "all", broken=range(FILES)), reader=Reader(skip=True))
+    with pytest.raises(ValueError, match="no image of a mini-batch can be read"):
+        take(every, 1)
 
 
-class Patience(ImageFiles):
-    """Files of which none is an image; whoever asks for the hundredth has gone through all of them ten times."""
-
-    def image(self, i: int, generator: torch.Generator | None = None) -> Tensor:
-        asked.append(i)
-        if len(asked) >= 100:
-            raise RuntimeError("still reading")
-        raise CorruptImage(self.files[i], "it is none")
-
-
-asked: list[int] = []
-
-
-def test_where_no_file_can_be_read_training_ends(tmp_path: Path) -> None:
-    asked.clear()
-    split = Patience(tmp_path, tuple(map(str, range(FILES))), torch.arange(FILES))
-    with pytest.raises(ValueError, match="read"):
-        take(shuffled(split, reader=Reader(skip=True)), 1)
-
-
-@pytest.mark.parametrize(
-    "workers",
-    [
-        0,
-        2,
-    ],
-)
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_file_that_is_gone_is_an_oserror_that_names_it(tmp_path: Path, workers: int) -> None:
     """It is no fault of the image, so it is never skipped; the program prints what `filename` says."""
     split = write_files(tmp_path)
@@ -292,12 +258,6 @@ def test_large_images_are_evaluated_a_few_at_a_time(files: ImageFiles) -> None:
     assert len(list(once(files, CPU))) == 1
 
 
-def test_files_come_on_the_device(files: ImageFiles) -> None:
-    meta = torch.device("meta")
-    images, labels = next(Batches(files, BATCH, 0, meta).since(0))
-    assert images.device == labels.device == meta
-
-
 def test_in_memory_nothing_is_copied_where_it_lies_already() -> None:
     split = in_memory()
     moved = on_device(split, CPU)
@@ -315,7 +275,7 @@ def test_shared_memory_that_is_full_is_said(files: ImageFiles, monkeypatch: pyte
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
 
     monkeypatch.setattr(Tensor, "share_memory_", full)
-    with pytest.raises(OSError, match=r"shared memory is full \(each .* MiB\); use fewer --workers") as raised:
+    with pytest.raises(OSError, match=r"shared memory is full \(each .* MiB\); use fewer workers") as raised:
         take(shuffled(files, reader=Reader(1)), 1)
     assert raised.value.filename == "/dev/shm"
     assert len(take(shuffled(files), 1)) == 1  # which needs none

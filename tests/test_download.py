@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from metaaugment.lab.data import DATASETS, cifar, dataset, download, get, omniglot, unpack
-from metaaugment.lab.data.catalog import Archive
+from metaaugment.lab.data.entry import Archive
 
 from trees import use_cifar, write_cifar10, write_omniglot
 

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from metaaugment.lab.data import DATASETS, cifar, omniglot
-from metaaugment.lab.data.catalog import of_cifar
 
 
 def write_cifar10(
@@ -35,7 +34,7 @@ def write_cifar100(
 def use_cifar(monkeypatch: pytest.MonkeyPatch, name: str, layout: cifar.Layout) -> None:
     """Read this data set as the layout says, not as the official archives hold it."""
     monkeypatch.setattr(cifar, name.upper(), layout)
-    monkeypatch.setitem(DATASETS, name, of_cifar(layout, "some.tar.gz", "the MD5 of nothing"))
+    monkeypatch.setitem(DATASETS, name, cifar.entry(replace(layout, file="some.tar.gz", md5="the MD5 of nothing")))
 
 
 def cifar_content(layout: cifar.Layout, file: str) -> tuple[np.ndarray, np.ndarray]:

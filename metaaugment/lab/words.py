@@ -1,6 +1,7 @@
-"""Counts, durations and names as people read them."""
+"""Counts, durations, names and commands as people read them."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 
 
 def number_of(noun: str, number: int) -> str:
@@ -22,6 +23,18 @@ def some(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:3])) + more
 
 
+def series(names: Iterable[str], last: str) -> str:
+    """All of them, such as: cat, dog or horse; `last` is the word before the last."""
+    *others, end = names
+    return f"{', '.join(others)} {last} {end}" if others else end
+
+
 def printable(name: object) -> str:
     """A name that a page can hold, even that of a file whose name is not valid Unicode."""
     return str(name).encode("utf-8", "replace").decode()
+
+
+def command(*words: str, **settings: object) -> str:
+    """A command of the program, with these settings as its flags, as a shell takes it."""
+    flags = (word for name, value in settings.items() for word in (f"--{name}", str(value)))
+    return shlex.join(["metaaugment", *words, *flags])

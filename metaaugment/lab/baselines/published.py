@@ -11,21 +11,17 @@ from metaaugment.files.atomic import write_atomically
 from metaaugment.lab.baselines.found import FoundPolicy, Function
 from metaaugment.lab.baselines.schedule import Schedule, Stage
 from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.data import DATASETS
 from metaaugment.ops import SPACES
 
 _FOLDER = resources.files("metaaugment.lab.baselines") / "policies"
 PUBLISHED: tuple[str, ...] = tuple(sorted(file.name.removesuffix(".json") for file in _FOLDER.iterdir()))
 SYSTEMS = ("autoaugment", "faa", "pba", "dada")
 
-# Which published policy fits which data set. Digits and characters are nearest to SVHN's house numbers, a user's own
-# pictures to ImageNet's; a system that published none for a data set falls back on its policy for CIFAR.
-_LIKE = {"digits": "svhn", "omniglot": "svhn", "imagenet": "imagenet", "folder": "imagenet"}
-
 
 def fitting(system: str, dataset: str) -> str:
-    """Name of the published policy of a system that fits a data set best."""
-    kind = _LIKE.get(dataset, dataset)
-    for name in (f"{system}-{kind}", f"{system}-cifar10", f"{system}-cifar"):
+    """Name of the published policy of a system that fits a data set best; one for CIFAR if there is none like it."""
+    for name in (f"{system}-{DATASETS[dataset].like}", f"{system}-cifar10", f"{system}-cifar"):
         if name in PUBLISHED:
             return name
     raise ValueError(f"unknown system {system!r}; choose one of {', '.join(SYSTEMS)}")
@@ -44,7 +40,7 @@ def find(policy: Path | str) -> FoundPolicy:
             raise ValueError("it is not a JSON object")
     except UnicodeDecodeError:
         raise ValueError(
-            f"{file} is not a policy of a compared system, which is a JSON file; use a learned policy with --method "
+            f"{file} is not a policy of a compared system, which is a JSON file; use a learned policy with the method "
             "metaaugment, and metaaugment inspect to see what is in it"
         ) from None
     except IsADirectoryError:

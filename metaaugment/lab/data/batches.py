@@ -26,7 +26,7 @@ from metaaugment.lab.seeds import derived_seed
 Batch = tuple[Tensor, Tensor]
 # An evaluation batch has at most this many images, and this many pixels: 334 images of 224 × 224.
 EVALUATION_BATCH, EVALUATION_PIXELS = 1000, 2**24
-SHARED = "use fewer --workers, a smaller --batch, or more shared memory (for a container: --shm-size)"
+SHARED = "use fewer workers, a smaller mini-batch, or more shared memory (for a container: --shm-size)"
 
 
 class Reader:
@@ -80,7 +80,7 @@ class Reader:
             if full and not readable:
                 raise ValueError(
                     f"no image of a mini-batch can be read: {problems[0]}, to name the first; "
-                    "begin another run with a larger --batch, or without these files"
+                    "begin another run with a larger mini-batch, or without these files"
                 )
             if readable:
                 images, labels = readable

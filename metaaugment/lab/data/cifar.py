@@ -9,12 +9,14 @@ import numpy as np
 import torch
 
 from metaaugment.lab.data import pickles
+from metaaugment.lab.data.entry import Archive, Entry, Reduced
 from metaaugment.lab.data.images import Images
 from metaaugment.lab.data.layout import Missing, find_complete
 from metaaugment.lab.data.splits import Splits, apportion, split
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
+TORONTO = "https://www.cs.toronto.edu/~kriz"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Layout:
     label_bytes: int
     label_key: str
     train_records: int
+    file: str
+    md5: str
     test_records: int = 10_000
     held_out: int = 1_000
 
@@ -64,6 +68,8 @@ CIFAR10 = Layout(
     label_bytes=1,
     label_key="labels",
     train_records=10_000,
+    file="cifar-10-binary.tar.gz",
+    md5="c32a1d4ab5d03f1284b67883e8d87530",
 )
 CIFAR100 = Layout(
     "CIFAR-100",
@@ -75,6 +81,8 @@ CIFAR100 = Layout(
     label_bytes=2,
     label_key="fine_labels",
     train_records=50_000,
+    file="cifar-100-binary.tar.gz",
+    md5="03b5dce01913d631647c71ecec9e9cb8",
 )
 
 
@@ -97,11 +105,8 @@ def read(layout: Layout, root: Path, seed: int) -> Splits:
 def locate(layout: Layout, root: Path) -> Path:
     """The folder of a complete data set, by the sizes of its files. Raises `Missing` where there is none."""
     names = (layout.binary, layout.python)
-    folder = find_complete(root, names, partial(_holds, layout), partial(_problems, layout))
-    if folder is None:
-        binary, python = root / layout.binary / _binary(layout.test), root / layout.python / layout.test
-        raise Missing(f"neither {binary} nor {python} was found", root / layout.binary)
-    return folder
+    known_by = f"{layout.binary}/{_binary(layout.test)}", f"{layout.python}/{layout.test}"
+    return find_complete(root, names, partial(_holds, layout), partial(_problems, layout), known_by)
 
 
 def _binary(file: str) -> str:
@@ -176,3 +181,19 @@ def _read_python(layout: Layout, folder: Path, file: str) -> tuple[np.ndarray, n
     if not isinstance(labels, list) or len(labels) != records or not all(type(label) is int for label in labels):
         raise ValueError(f"no list of {records:,} whole numbers under {layout.label_key!r}")
     return pixels, np.asarray(labels)
+
+
+def entry(layout: Layout) -> Entry:
+    # AutoAugment, PBA and DADA searched on 4,000 images of CIFAR-10.
+    few = 4_000 // len(layout.classes)
+    return Entry(
+        layout.title,
+        read=lambda ask: read(layout, ask.root, ask.seed),
+        locate=lambda root: locate(layout, root),
+        size=32,
+        sizes=range(32, 33),
+        archives=(Archive(f"{TORONTO}/{layout.file}", layout.md5, layout.binary, max_bytes=200_000_000),),
+        fixed_test=True,
+        like=f"cifar{len(layout.classes)}",
+        searched={"autoaugment": Reduced(few), **dict.fromkeys(("pba", "dada"), Reduced(few, "wrn-40-2"))},
+    )

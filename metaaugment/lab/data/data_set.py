@@ -1,11 +1,13 @@
 """A data set: three splits, the names of the classes, and what images are normalized and filled with."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from metaaugment.lab.data.depth import Dim
+from metaaugment.lab.data.refused import Refused
 from metaaugment.lab.data.splits import Split, apportion, portion, split
 
 STAND_IN = "stand in for the test images, which are not looked at"
@@ -45,38 +47,32 @@ class DataSet:
         A class with a single validation image is held back or left as a whole: the seed draws as many of these classes
         as bring the share to its size. Of the training images of a class, at least one is always left.
         """
-        return self._training_rehearsed(share, seed) if of == "training" else self._validation_rehearsed(share, seed)
+        name = {"training": "train", "validation": "val"}[of]
+        part: Split = getattr(self, name)
+        sizes = torch.bincount(part.labels, minlength=self.num_classes).tolist()
+        counts = self._of_training(share, sizes) if of == "training" else self._of_validation(share, sizes, seed)
+        held_back, left = split(part.labels, seed, counts)
+        note = f"{self.note}; {len(held_back):,} {of} images {STAND_IN}"
+        return replace(self, **{name: part.take(left)}, test=part.take(held_back), note=note)
 
-    def _training_rehearsed(self, share: float, seed: int) -> "DataSet":
-        sizes = torch.bincount(self.train.labels, minlength=self.num_classes).tolist()
+    def _of_training(self, share: float, sizes: Sequence[int]) -> list[int]:
+        """How many images of each class are held back."""
         shares = apportion(round(share * sum(sizes)), sizes)
         counts = [min(count, max(size - 1, 0)) for count, size in zip(shares, sizes, strict=True)]
         if not sum(counts):
-            raise ValueError(
-                f"--held-back is {share:g}, which is none of the {len(self.train)} training images; choose a larger "
-                "share"
-            )
-        held_back, left = split(self.train.labels, seed, counts)
-        note = f"{len(held_back):,} training images {STAND_IN}"
-        return replace(self, train=self.train.take(left), test=self.train.take(held_back), note=f"{self.note}; {note}")
+            none = f"{share:g}, which is none of the {sum(sizes)} training images"
+            raise Refused("held_back", none, "choose a larger share")
+        return counts
 
-    def _validation_rehearsed(self, share: float, seed: int) -> "DataSet":
-        sizes = torch.bincount(self.val.labels, minlength=self.num_classes).tolist()
+    def _of_validation(self, share: float, sizes: Sequence[int], seed: int) -> list[int]:
         counts = portion(share, sizes, seed)
-        for name, size, count in zip(self.classes, sizes, counts, strict=True):
-            if size > 1 and not 0 < count < size:
-                raise ValueError(
-                    f"--held-back is {share:g}, which does not split the {size} validation images of class {name}: "
-                    "both parts need at least one; choose a share closer to 0.5, or hold out more"
-                )
-        if not 0 < sum(counts) < len(self.val):
-            raise ValueError(
-                f"--held-back is {share:g}, which does not split the {len(self.val)} validation images: both parts "
-                "need at least one; choose a share closer to 0.5, or hold out more"
-            )
-        held_back, left = split(self.val.labels, seed, counts)
-        note = f"{len(held_back):,} validation images {STAND_IN}"
-        return replace(self, val=self.val.take(left), test=self.val.take(held_back), note=f"{self.note}; {note}")
+        divided = [part for part in zip(self.classes, counts, sizes, strict=True) if part[2] > 1]
+        parts = [(f"{size} validation images of class {name}", count, size) for name, count, size in divided]
+        for images, count, size in (*parts, (f"{sum(sizes)} validation images", sum(counts), sum(sizes))):
+            if not 0 < count < size:
+                undivided = f"{share:g}, which does not split the {images}: both parts need at least one"
+                raise Refused("held_back", undivided, "choose a share closer to 0.5, or hold out more")
+        return counts
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with any image, label or order (files: with any name or size)."""

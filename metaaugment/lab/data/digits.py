@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from metaaugment.lab.data.entry import Entry, Reduced, black
 from metaaugment.lab.data.images import Images
 from metaaugment.lab.data.splits import Splits, apportion, split
 
@@ -13,7 +14,7 @@ VAL, TEST = 100, 597
 SIZE = 32
 
 
-def read(seed: int, size: int = SIZE) -> Splits:
+def read(seed: int, size: int) -> Splits:
     """All digits, uint8 [n, 3, size, size], bright on black; 1,100 for training.
 
     Enlarged bicubically: Lanczos, the choice for Omniglot's reduction, rings around strokes one pixel wide.
@@ -41,8 +42,22 @@ def _enlarge(image: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC))
 
 
-def locate() -> Path:
-    """The folder of scikit-learn that holds them."""
+def locate(root: Path) -> Path:
+    """The folder of scikit-learn that holds them, wherever other data are."""
     import sklearn.datasets
 
     return Path(sklearn.datasets.__file__).parent / "data"
+
+
+ENTRY = Entry(
+    "digits",
+    read=lambda ask: read(ask.seed, ask.size),
+    locate=locate,
+    size=SIZE,
+    sizes=range(8, 65),
+    how="nothing to do: it comes with scikit-learn",
+    fill=black,
+    embedded=True,
+    like="svhn",
+    searched={"autoaugment": Reduced(20)},
+)

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import torch
 
+from metaaugment.lab.data.entry import Entry, Reduced
 from metaaugment.lab.data.files import ImageFiles
-from metaaugment.lab.data.layout import Missing
+from metaaugment.lab.data.layout import Missing, find_complete, folders, is_folder, is_hidden
 from metaaugment.lab.data.splits import Splits, split
 from metaaugment.lab.words import number_of, some
+from metaaugment.transformation import MAX_SIDE
 
 # Which files are images; how each is decoded follows from its content.
 EXTENSIONS = (
@@ -65,11 +67,11 @@ def read_folder(root: Path, seed: int, held_out: tuple[float, float] = HELD_OUT,
         return cut(root, {"train": scan(root, root)}, seed, held_out, size, _unused([], [root]))
     train = scan(root, found["train"])
     trees = {"train": train} | {name: scan_like(train, root, found[name]) for name in WORDS if name in found}
-    unused = sorted(set(_folders(root)) - {folder.name for folder in found.values()})
+    unused = sorted(set(folders(root)) - {folder.name for folder in found.values()})
     return cut(root, trees, seed, held_out, size, _unused(unused, [root, *found.values()]))
 
 
-def read_imagenet(root: Path, seed: int, held_out: tuple[float, float] = IMAGENET_HELD_OUT, size: int = SIZE) -> Splits:
+def read_imagenet(root: Path, seed: int, held_out: tuple[float, float], size: int) -> Splits:
     """ImageNet, or some of its classes: its validation images are the test set, ours are cut from the training images.
 
     Its official test images have no public labels.
@@ -87,21 +89,24 @@ def read_imagenet(root: Path, seed: int, held_out: tuple[float, float] = IMAGENE
 
 def locate_imagenet(root: Path) -> Path:
     """The folder with train and val. Raises `Missing` where there is none."""
-    for folder in (root / "imagenet", root):
-        absent = [folder / name for name in ("train", "val") if not (folder / name).is_dir()]
-        if not absent:
-            return folder
-        if len(absent) == 1:
-            raise Missing(f"{absent[0]} is missing", folder, incomplete=True)
-    where = root / "imagenet"
-    raise Missing(f"neither {where / 'train'} nor {root / 'train'} was found", where)
+
+    def absent(folder: Path) -> list[Path]:
+        return [folder / name for name in ("train", "val") if not (folder / name).is_dir()]
+
+    def holds(folder: Path) -> bool:
+        return len(absent(folder)) < 2
+
+    def problems(folder: Path) -> Iterator[str]:
+        return (f"{path} is missing" for path in absent(folder))
+
+    return find_complete(root, ("imagenet",), holds, problems, ("imagenet/train", "train"))
 
 
 def locate_whole_imagenet(root: Path) -> Path:
     """The same, if both folders have all classes."""
     folder = locate_imagenet(root)
     for name in ("train", "val"):
-        found = len(_folders(folder / name))
+        found = len(folders(folder / name))
         if found != IMAGENET_CLASSES:
             sentence = f"{folder / name} has {found:,} class folders where {IMAGENET_CLASSES:,} are expected"
             raise Missing(sentence, folder, incomplete=True)
@@ -114,13 +119,13 @@ def split_folders(root: Path) -> dict[str, Path]:
     A class may be called train, and have folders in it. So what holds images too is a split only beside another one.
     """
     found: dict[str, Path] = {}
-    for folder in _folders(root):
+    for folder in folders(root):
         for name, spellings in SPLIT_NAMES.items():
             if folder.lower() in spellings:
                 if name in found:
                     raise ValueError(f"{root} has both {found[name].name} and {folder}; keep one of them")
                 found[name] = root / folder
-    nested = {name for name, folder in found.items() if _folders(folder)}
+    nested = {name for name, folder in found.items() if folders(folder)}
     splits = {name for name in nested if len(nested) > 1 or not any(_files(found[name]))}
     if splits and "train" not in found:
         raise ValueError(f"{root} has {found[min(splits)].name} but no train; add train, with a folder for each class")
@@ -156,7 +161,7 @@ def scan_like(train: Tree, root: Path, folder: Path) -> Tree:
 
 
 def _tree(root: Path, folder: Path) -> Tree:
-    classes = _folders(folder)
+    classes = folders(folder)
     if not classes:
         flat = " (its images lie directly in it)" if any(_files(folder)) else ""
         raise ValueError(f"{folder} has no class folders{flat}; put the images of each class in a folder of its own")
@@ -221,9 +226,9 @@ def _check_enough(train: Tree, shares: dict[str, float]) -> None:
         )
 
 
-def _unused(folders: Sequence[str], above: Sequence[Path]) -> list[str]:
+def _unused(names: Sequence[str], above: Sequence[Path]) -> list[str]:
     """A remark on what is not used: folders, and images that lie directly in a folder above the classes."""
-    unused = list(folders)
+    unused = list(names)
     for folder in above:
         if n := sum(1 for _ in _files(folder)):
             unused.append(f"{number_of('image', n)} directly in {folder.name or folder}")
@@ -234,11 +239,6 @@ def _image_files(root: Path, tree: Tree, size: int) -> ImageFiles:
     counts = torch.tensor([len(files) for files in tree.names])
     labels = torch.arange(len(counts)).repeat_interleave(counts)
     return ImageFiles(root, tuple(itertools.chain.from_iterable(tree.names)), labels, size)
-
-
-def _folders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if not _hidden(entry) and _is_folder(entry))
 
 
 def _files(folder: Path) -> Iterator[str]:
@@ -258,11 +258,11 @@ def _images(folder: Path, start: str, seen: set[tuple[int, int]], others: Counte
     with os.scandir(folder) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
     for entry in ordered:
-        if not _hidden(entry) and _is_folder(entry):
+        if not is_hidden(entry) and is_folder(entry):
             yield from _images(folder / entry.name, f"{start}{entry.name}/", seen, others)
         elif _is_image(entry):
             yield start + entry.name
-        elif not _hidden(entry):
+        elif not is_hidden(entry):
             others[_kind(entry)] += 1
 
 
@@ -272,17 +272,8 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _hidden(entry: os.DirEntry[str]) -> bool:
-    return entry.name.startswith(".")
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    # os.path follows links, and returns False for one that is broken or circular.
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
-
-
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    if _hidden(entry) or not entry.name.lower().endswith(EXTENSIONS):
+    if is_hidden(entry) or not entry.name.lower().endswith(EXTENSIONS):
         return False
     return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
 
@@ -292,3 +283,32 @@ def _kind(entry: os.DirEntry[str]) -> str:
     if entry.is_symlink() and not os.path.exists(entry.path):
         return "a broken link"
     return os.path.splitext(entry.name)[1].lower() or "no extension"
+
+
+IMAGENET = Entry(
+    "ImageNet",
+    read=lambda ask: read_imagenet(ask.root, ask.seed, ask.held_out, ask.size),
+    locate=locate_whole_imagenet,
+    size=SIZE,
+    sizes=range(8, MAX_SIDE + 1),
+    how="register at https://image-net.org/download, and unpack the training and validation images of ILSVRC2012 "
+    "to {root}/imagenet/train and {root}/imagenet/val, with a folder for each class in both",
+    held_out=IMAGENET_HELD_OUT,
+    in_files=True,
+    fixed_test=True,
+    top5=True,
+    like="imagenet",
+    # AutoAugment and DADA took 120 of its classes; we take all.
+    searched=dict.fromkeys(("autoaugment", "dada"), Reduced(50)),
+)
+ENTRY = Entry(
+    "folder",
+    read=lambda ask: read_folder(ask.root, ask.seed, ask.held_out, ask.size),
+    locate=None,
+    size=SIZE,
+    sizes=range(8, MAX_SIDE + 1),
+    how="name a folder of your own images",
+    held_out=HELD_OUT,
+    in_files=True,
+    like="imagenet",
+)

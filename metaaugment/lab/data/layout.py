@@ -22,13 +22,33 @@ def data_root(root: Path | str | None) -> Path:
     return Path(root or os.environ.get("METAAUGMENT_DATA") or "~/.cache/metaaugment").expanduser()
 
 
-def find_complete(
-    root: Path, names: Sequence[str], holds: Callable[[Path], bool], problems: Callable[[Path], Iterator[str]]
-) -> Path | None:
-    """The first folder that holds some of the data and has no problems; None if no folder holds any.
+def folders(folder: Path) -> list[str]:
+    """The names of the folders in a folder, in order, without those that are hidden."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if not is_hidden(entry) and is_folder(entry))
 
-    Looks at the folders of the official names under the root, then at the root. If all that hold data have problems,
-    raises `Missing` for the first problem of the first one.
+
+def is_hidden(entry: os.DirEntry[str]) -> bool:
+    return entry.name.startswith(".")
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    # os.path follows links, and returns False for one that is broken or circular.
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
+def find_complete(
+    root: Path,
+    names: Sequence[str],
+    holds: Callable[[Path], bool],
+    problems: Callable[[Path], Iterator[str]],
+    known_by: tuple[str, str],
+) -> Path:
+    """The first folder that holds some of the data and has no problems.
+
+    Looks at the folders of the official names under the root, then at the root. Raises `Missing`: if all that hold data
+    have problems, for the first problem of the first one; if none holds any, for two paths under the root, by which
+    a user knows them.
     """
     incomplete: list[Missing] = []
     for folder in (*(root / name for name in names), root):
@@ -39,4 +59,5 @@ def find_complete(
             incomplete.append(Missing(reason, folder, incomplete=True))
     if incomplete:
         raise incomplete[0]
-    return None
+    one, other = (root / path for path in known_by)
+    raise Missing(f"neither {one} nor {other} was found", root / names[0])

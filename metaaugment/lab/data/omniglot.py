@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
+from metaaugment.lab.data.entry import Archive, Entry, Reduced, black
 from metaaugment.lab.data.files import CorruptImage, read_image
 from metaaugment.lab.data.images import Images
-from metaaugment.lab.data.layout import Missing, find_complete
-from metaaugment.lab.data.progress import Progress, silent
+from metaaugment.lab.data.layout import Missing, find_complete, folders
+from metaaugment.lab.data.progress import Progress
 from metaaugment.lab.data.splits import Splits, split
 
 
@@ -30,9 +31,10 @@ class Layout:
 OMNIGLOT = Layout({"images_background": 964, "images_evaluation": 659})
 NAMES = ("omniglot", "omniglot-py")
 SIZE = 32
+LAKE = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
 
 
-def read(layout: Layout, root: Path, seed: int, size: int = SIZE, progress: Progress = silent) -> Splits:
+def read(layout: Layout, root: Path, seed: int, size: int, progress: Progress) -> Splits:
     """All drawings, uint8 [n, 3, size, size], ink bright on black; split by the seed, 15 / 2 / 3 of each character.
 
     A character is a class, named ALPHABET/characterNN: those of images_background come first. Drawings are reduced by
@@ -46,12 +48,13 @@ def read(layout: Layout, root: Path, seed: int, size: int = SIZE, progress: Prog
             images[c, d] = _read(folder, folder / part / name / file, size)
         progress("reading Omniglot", c + 1, len(drawings))
     labels = torch.arange(len(drawings)).repeat_interleave(layout.drawings)
-    everything = Images(torch.from_numpy(images.reshape(-1, 1, size, size)), labels)
+    # Expanded, not repeated: only what is taken of it has three channels in memory.
+    everything = Images(torch.from_numpy(images.reshape(-1, 1, size, size)).expand(-1, 3, -1, -1), labels)
     val, test, train = split(labels, seed, [layout.val] * len(drawings), [layout.test] * len(drawings))
     return Splits(
-        _three_channels(everything.take(train)),
-        _three_channels(everything.take(val)),
-        _three_channels(everything.take(test)),
+        everything.take(train),
+        everything.take(val),
+        everything.take(test),
         tuple(name for _, name, _ in drawings),
         f"Omniglot: of each character's {layout.drawings} drawings {layout.val} for validation and {layout.test} for "
         f"the test, by seed {seed}",
@@ -60,29 +63,20 @@ def read(layout: Layout, root: Path, seed: int, size: int = SIZE, progress: Prog
 
 def locate(layout: Layout, root: Path) -> Path:
     """The folder of a complete tree, by the number of its files. Raises `Missing` where there is none."""
-    parts = tuple(layout.characters)
+    first, *_ = parts = tuple(layout.characters)
 
     def holds(folder: Path) -> bool:
         return any((folder / part).is_dir() for part in parts)
 
-    folder = find_complete(root, NAMES, holds, partial(_problems, layout))
-    if folder is None:
-        where = root / NAMES[0]
-        raise Missing(f"neither {where / parts[0]} nor {root / parts[0]} was found", where)
-    return folder
+    return find_complete(root, NAMES, holds, partial(_problems, layout), (f"{NAMES[0]}/{first}", first))
 
 
 def characters(part: Path) -> Iterator[tuple[str, list[str]]]:
     """ALPHABET/characterNN and the names of its drawings, in order."""
-    for alphabet in _folders(part):
-        for character in _folders(part / alphabet):
+    for alphabet in folders(part):
+        for character in folders(part / alphabet):
             files = os.listdir(part / alphabet / character)
             yield f"{alphabet}/{character}", sorted(file for file in files if _is_drawing(file))
-
-
-def _folders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _is_drawing(file: str) -> bool:
@@ -112,5 +106,22 @@ def _read(folder: Path, file: Path, size: int) -> np.ndarray:
     return np.asarray(ImageOps.invert(picture.convert("L")).resize((size, size), Image.Resampling.LANCZOS))
 
 
-def _three_channels(drawings: Images) -> Images:
-    return Images(drawings.images.repeat(1, 3, 1, 1), drawings.labels)
+def _archive(part: str, md5: str) -> Archive:
+    return Archive(f"{LAKE}/{part}.zip", md5, f"{NAMES[0]}/{part}", max_bytes=100_000_000)
+
+
+ENTRY = Entry(
+    "Omniglot",
+    read=lambda ask: read(OMNIGLOT, ask.root, ask.seed, ask.size, ask.progress),
+    locate=lambda root: locate(OMNIGLOT, root),
+    size=SIZE,
+    sizes=range(8, 106),
+    fill=black,
+    archives=(
+        _archive("images_background", "68d2efa1b9178cc56df9314c21c6e718"),
+        _archive("images_evaluation", "6b91aef0f799c5bb55b94e3f2daec811"),
+    ),
+    like="svhn",
+    # 3,246 images in all, on which the paper ran PBA.
+    searched={"pba": Reduced(2, "wrn-40-2")},
+)

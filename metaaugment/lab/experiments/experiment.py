@@ -20,8 +20,8 @@ from metaaugment.features import feature_dim
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.found import FoundPolicy
 from metaaugment.lab.baselines.rand_augment import further
-from metaaugment.lab.data import DataSet, augment, dataset
-from metaaugment.lab.data.catalog import Refused
+from metaaugment.lab.data import DATASETS, DataSet, augment, dataset
+from metaaugment.lab.data.refused import Refused
 from metaaugment.lab.experiments import validity
 from metaaugment.lab.experiments.flags import flag
 from metaaugment.lab.experiments.methods import METHODS, copies
@@ -43,8 +43,6 @@ from metaaugment.sampler import FixedSampler, Sampler, SingleSampler, UniformSam
 # these numbers, unless a single mini-batch is larger. On an H200 WRN-40-2 trains on 42,600 images/s in mini-batches of
 # 512, and on 28,900 in mini-batches of 128.
 PART = 256, 512
-# Data sets whose test images do not depend on the seed of the split.
-FIXED_TEST = ("cifar10", "cifar100", "imagenet")
 
 
 class Handling(TypedDict):
@@ -145,8 +143,8 @@ class Experiment:
     def handling(self, space: str | Space | None = None) -> Handling:
         """What a learner takes from the recipe whatever its sampler and policy are."""
         recipe, data, generator = self.recipe, self.data, self.generator
-        plain = recipe.method == "baseline"
-        padding, cutout = (recipe.baseline_crop, 0) if plain else (recipe.crop, recipe.cutout)
+        method = METHODS[recipe.method]
+        padding, cutout = getattr(recipe, method.crop), 0 if method.plain else recipe.cutout
         before = [augment.random_flip(generator)] if recipe.flip else []
         before += [augment.random_crop(padding, data.fill, generator)] if padding else []
         if recipe.magnitude is not None and recipe.num_ops is not None:
@@ -217,7 +215,8 @@ def prepare(recipe: Recipe, place: Place, console: Console, fresh: bool = True) 
     if recipe.policy is not None:
         origin = published.search_of(recipe.policy) if policy is None else policy.provenance
         _check_unseen(recipe, origin.get("recipe"))
-        if recipe.dataset == "folder" and origin.get("data") not in (None, data.fingerprint()):
+        users = DATASETS[recipe.dataset].locate is None  # images of a user's own, which may be any
+        if users and origin.get("data") not in (None, data.fingerprint()):
             console.print(
                 f"--policy {recipe.policy} was learned on other images than those of this run; if it has seen some of "
                 "the test images, the test accuracy is too high",
@@ -233,16 +232,18 @@ def data_of(recipe: Recipe, place: Place, console: Console) -> DataSet:
     def tell(what: str, done: int, total: int | None) -> None:
         status.update(f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}")
 
+    share, of = recipe.held_back, recipe.held_back_from
     try:
         with status:
             data = dataset(
                 recipe.dataset, place.data, seed=recipe.split_seed, size=recipe.size, per_class=recipe.per_class,
                 area_min=recipe.area_min, white=recipe.white, progress=tell,
             )  # fmt: skip
+            return data.rehearsal(share, recipe.split_seed, of) if share else data
     except Refused as error:
+        if error.name == "root":  # the flag that is missing has another name, and no value
+            raise ValueError(f"{error.allowed} with --data") from None
         raise ValueError(f"{flag(error.name)} is {error.value}; {error.allowed}") from None
-    share, of = recipe.held_back, recipe.held_back_from
-    return data.rehearsal(share, recipe.split_seed, of) if share else data
 
 
 def _check_unseen(recipe: Recipe, learned: object) -> None:
@@ -260,7 +261,7 @@ def _check_unseen(recipe: Recipe, learned: object) -> None:
             f"back now; use one that was learned with --held-back {share:g} --held-back-from {of} --split-seed "
             f"{recipe.split_seed}" + (f" and --per-class {recipe.per_class}" if other else "")
         )
-    if found[1] != recipe.split_seed and recipe.dataset not in FIXED_TEST:
+    if found[1] != recipe.split_seed and not DATASETS[recipe.dataset].fixed_test:
         raise ValueError(
             f"--split-seed is {recipe.split_seed}, but --policy {recipe.policy} was learned on {recipe.dataset} with "
             f"{found[1]}, and has seen images that are test images now; use --split-seed {found[1]}"

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from metaaugment.distributed import rank, world_size
 from metaaugment.guard import faults
-from metaaugment.lab.data import DataSet, ImageFiles
+from metaaugment.lab.data import DATASETS, DataSet, ImageFiles
 from metaaugment.lab.experiments import validity
 from metaaugment.lab.experiments.experiment import Experiment
 from metaaugment.lab.experiments.flags import flag
-from metaaugment.lab.experiments.methods import copies
+from metaaugment.lab.experiments.methods import METHODS, copies
 from metaaugment.lab.experiments.outcome import UNREADABLE, accuracy_key
 from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
@@ -85,9 +85,10 @@ def before_the_method(recipe: Recipe, data: DataSet) -> str:
     if recipe.flip:
         steps += ["flipped left and right half of the time"]
         off += ["--no-flip"]
-    if padding := recipe.baseline_crop if recipe.method == "baseline" else recipe.crop:
+    crop = METHODS[recipe.method].crop
+    if padding := getattr(recipe, crop):
         steps += [f"padded by {padding} pixels and cropped at random"]
-        off += ["--baseline-crop 0" if recipe.method == "baseline" else "--crop 0"]
+        off += [f"{flag(crop)} 0"]
     turned_off = f" (turned off by {' '.join(off)})" if off else ""
     return f"before the method, each training image: {', '.join(steps) or 'as it is'}{turned_off}; {evaluation}"
 
@@ -108,7 +109,7 @@ def conclude(result: dict[str, Any], out: Path, console: Console) -> None:
     accuracy = accuracy_key(result)
     words = "test accuracy" if accuracy == "test_accuracy" else "accuracy on held-back images"
     top5 = accuracy.replace("accuracy", "top5")
-    further = f", top-5 {result[top5]:.2%}" if result["recipe"]["dataset"] == "imagenet" else ""
+    further = f", top-5 {result[top5]:.2%}" if DATASETS[result["recipe"]["dataset"]].top5 else ""
     console.print(
         f"{words} {result[accuracy]:.2%}{further} after {number_of('epoch', result['epochs'])} in "
         f"{duration(result['seconds'])}; {out / run_folder.RESULT}",

@@ -9,25 +9,32 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
 
+from metaaugment.lab.data import DATASETS
+from metaaugment.lab.experiments.methods import METHODS
+from metaaugment.lab.words import series
+
 # Fields of earlier versions, with the values that had no effect: runs recorded with these can be continued.
 RETIRED = {"power": 1.0, "magnitude_bins": 1}
 FILES = ("policy", "pretrained")  # fields that name a file
+FINDING = [name for name, method in METHODS.items() if method.found]
 
 
 @dataclass(frozen=True)
 class Recipe:
     name: Annotated[str, tyro.conf.Suppress]
     """Name of the run."""
-    dataset: str
-    """digits, cifar10, cifar100, omniglot, imagenet or folder."""
+    dataset: Annotated[str, tyro.conf.arg(help=f"{series(DATASETS, 'or')}.")]
     network: str
     """Name of the task network."""
-    method: str = "metaaugment"
-    """Augmentation: baseline, autoaugment, faa, pba, dada, randaugment, trivialaugment, advaa or metaaugment."""
+    method: Annotated[str, tyro.conf.arg(help=f"Augmentation: {series(METHODS, 'or')}.")] = "metaaugment"
     seed: int = 0
     """Seed of everything random in training."""
-    policy: Path | None = None
-    """Policy to train under: a file or, for autoaugment, faa, pba and dada, also the name of a published policy."""
+    policy: Annotated[
+        Path | None,
+        tyro.conf.arg(
+            help=f"Policy to train under: a file or, for {series(FINDING, 'and')}, also the name of a published policy."
+        ),
+    ] = None
     pretrained: Path | None = None
     """Initial weights of the task network, a safetensors file."""
 
@@ -141,7 +148,7 @@ class Recipe:
     @property
     def learns(self) -> bool:
         """Whether a policy is learned, rather than given or not used."""
-        return self.method == "metaaugment" and self.policy is None
+        return self.method in METHODS and METHODS[self.method].learns and self.policy is None
 
     @property
     def joint_epochs(self) -> int:

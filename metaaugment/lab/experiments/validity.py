@@ -6,8 +6,9 @@ from typing import Literal, get_args, get_origin
 from metaaugment.alignment import ROUTES
 from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.flags import flag, one_of, refuse
-from metaaugment.lab.experiments.methods import METHODS
+from metaaugment.lab.experiments.methods import LEARNING, METHODS
 from metaaugment.lab.experiments.recipe import Recipe
+from metaaugment.lab.words import series
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import MAX_MAGNITUDE, SPACES
 from metaaugment.policy import KINDS, POLICIES
@@ -25,6 +26,7 @@ def check(recipe: Recipe) -> None:
         *((field.name, get_args(field.type)) for field in fields(recipe) if get_origin(field.type) is Literal),
     ):  # fmt: skip
         one_of(getattr(recipe, name), allowed, flag(name))
+    method = METHODS[recipe.method]
     _refuse(recipe, "split_seed", 0 <= recipe.split_seed < 2**32, f"0 to {2**32 - 1}")
     for name in ("epochs", "batch", "copies", "policy_batch", "window", "every"):
         good = 1 <= getattr(recipe, name) < MAX_SETTING
@@ -46,7 +48,7 @@ def check(recipe: Recipe) -> None:
     _, _, kind = POLICIES[recipe.policy_network]
     _refuse(recipe, "extractor", recipe.extractor == "shared" or not KINDS[kind].sees,
             f"shared, because {recipe.policy_network} uses the task network's own outputs")  # fmt: skip
-    _refuse(recipe, "transformations", recipe.transformations == "pairs" or recipe.method == "metaaugment",
+    _refuse(recipe, "transformations", recipe.transformations == "pairs" or "transformations" in method.options,
             f"pairs for --method {recipe.method}, which draws its own")  # fmt: skip
     _refuse(recipe, "held_back", 0 <= recipe.held_back < 1, "a share of 0 or more, and less than 1")
     if recipe.held_back_from == "training" and not recipe.held_back:
@@ -57,7 +59,7 @@ def check(recipe: Recipe) -> None:
     if recipe.nesterov and not recipe.momentum > 0:
         raise ValueError(f"--nesterov needs --momentum above 0, but it is {recipe.momentum:g}; change one of the two")
     _refuse(recipe, "warmup_epochs", recipe.warmup_epochs < recipe.epochs, f"less than --epochs, {recipe.epochs}")
-    if recipe.policy is not None and recipe.method != "metaaugment" and not METHODS[recipe.method].found:
+    if recipe.policy is not None and not method.learns and not method.found:
         raise ValueError(
             f"--policy is {recipe.policy}, which --method {recipe.method} does not use; leave out one of the two"
         )
@@ -76,8 +78,9 @@ def _check_randaugment(recipe: Recipe) -> None:
     if recipe.num_ops is None and recipe.magnitude is None:
         return
     for name in ("num_ops", "magnitude"):
-        used = recipe.method == "randaugment" or getattr(recipe, name) is None
-        _refuse(recipe, name, used, f"left out for --method {recipe.method}; only randaugment uses it")
+        used = name in METHODS[recipe.method].options or getattr(recipe, name) is None
+        users = series([other for other, method in METHODS.items() if name in method.options], "and")
+        _refuse(recipe, name, used, f"left out for --method {recipe.method}; only {users} uses it")
     for name, other in (("num_ops", "magnitude"), ("magnitude", "num_ops")):
         if getattr(recipe, other) is None:
             raise ValueError(
@@ -93,22 +96,11 @@ def _refuse(recipe: Recipe, name: str, good: bool, allowed: str) -> None:
     refuse(name, getattr(recipe, name), good, allowed)
 
 
-# Fields that have no effect where no policy is learned.
-LEARNING = frozenset(
-    (
-        "policy_network", "sharpness", "extractor", "learn_alpha", "real_alpha", "policy_batch", "policy_optimizer",
-        "policy_lr", "policy_schedule", "policy_momentum", "policy_weight_decay", "policy_clip", "alpha", "epsilon",
-        "window", "route", "lagged", "every", "random_epochs", "frozen_epochs",
-    )
-)  # fmt: skip
-
-
 def idle(recipe: Recipe) -> dict[str, str]:
     """Fields that have no effect in this recipe, each with the reason."""
     method, why = METHODS[recipe.method], {}
     if not recipe.learns:
-        learned = recipe.method == "metaaugment"
-        reason = "--policy names a learned policy" if learned else f"--method {recipe.method} learns no policy"
+        reason = "--policy names a learned policy" if method.learns else f"--method {recipe.method} learns no policy"
         why |= dict.fromkeys(LEARNING, reason)
     else:
         if recipe.policy_optimizer == "adam":
@@ -126,10 +118,12 @@ def idle(recipe: Recipe) -> dict[str, str]:
         why["warmup_lr"] = "--warmup-epochs is 0"
     if recipe.copies == 1 and method.copies > 1:
         why["copies"] = f"--method {recipe.method} uses {method.copies} copies unless --copies is above 1"
-    if recipe.method == "baseline":
-        why |= dict.fromkeys(("space", "crop", "cutout"), "--method baseline uses only --flip and --baseline-crop")
+    if method.plain:
+        reason = f"--method {recipe.method} uses only --flip and {flag(method.crop)}"
+        why |= dict.fromkeys(("space", "crop", "cutout"), reason)
     else:
-        why["baseline_crop"] = "only --method baseline uses it"
+        plain = [other for other, method in METHODS.items() if method.plain]
+        why["baseline_crop"] = f"only --method {series(plain, 'and')} uses it"
     if method.space or method.found:
         why["space"] = f"--method {recipe.method} has a space of its own"
     elif recipe.policy is not None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from metaaugment.embedding import K
 from metaaugment.lab.experiments.diagnosis import Diagnosis
+from metaaugment.lab.experiments.methods import METHODS
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.report.seen import Seen
 from metaaugment.lab.report.seen import read as read_seen
@@ -64,7 +65,7 @@ class Run:
     @property
     def has_policy(self) -> bool:
         """Whether it weights samples, which the compared methods do not."""
-        return self.method == "metaaugment"
+        return self.method in METHODS and METHODS[self.method].learns
 
     @property
     def learns(self) -> bool:

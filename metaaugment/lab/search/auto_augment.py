@@ -19,6 +19,7 @@ from metaaugment.lab.baselines.controller import (
 )
 from metaaugment.lab.baselines.found import Function
 from metaaugment.lab.baselines.sub_policies import SubPolicies, SubPolicySampler
+from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.experiment import Experiment
 from metaaugment.lab.experiments.flags import refuse
 from metaaugment.lab.experiments.recipe import Recipe
@@ -33,9 +34,6 @@ from metaaugment.policy import UniformPolicy
 BEST = 5  # children whose sub-policies make up the final policy
 DECAY = 0.95  # of the moving average of rewards that serves as the baseline
 
-# Training images per class for a child: AutoAugment's 4,000 in all for CIFAR; 50 for ImageNet, of whose classes
-# AutoAugment took 120 and we take all. Data sets not listed are used whole.
-REDUCED = {"cifar10": 400, "cifar100": 40, "imagenet": 50, "digits": 20}
 EPOCHS = 30
 ROW = {"trial": int, "objective": float, "decisions": list}  # what all rows have
 
@@ -60,13 +58,13 @@ class Settings:
 
 
 def trial(recipe: Recipe) -> Recipe:
-    """The recipe of a child: at most 30 epochs, on as much of the data as AutoAugment searched on."""
-    epochs = min(recipe.epochs, EPOCHS)
+    """The recipe of a child: at most 30 epochs, on as much of the data as AutoAugment searched on, or all of it."""
+    epochs, reduced = min(recipe.epochs, EPOCHS), DATASETS[recipe.dataset].searched.get("autoaugment")
     return replace(
         recipe,
         epochs=epochs,
         warmup_epochs=recipe.warmup_epochs * epochs // recipe.epochs,
-        per_class=recipe.per_class or REDUCED.get(recipe.dataset),
+        per_class=recipe.per_class or (reduced and reduced.per_class),
         copies=1,
     )
 

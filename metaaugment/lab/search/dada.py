@@ -8,6 +8,7 @@ from torch.optim import Adam, Optimizer
 
 from metaaugment.lab.baselines.found import FoundPolicy
 from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.experiment import Experiment, clipped
 from metaaugment.lab.experiments.flags import refuse
 from metaaugment.lab.experiments.recipe import Recipe
@@ -20,8 +21,6 @@ from metaaugment.lab.words import number_of
 SPACE, MAX_LEVEL = "faa", 1
 ROW = {"trial": int, "objective": float | None, "val_accuracy": float, "train_loss": float | None}  # what all rows have
 BETAS = 0.5, 0.999  # of Adam, for the policy
-# Images per class that DADA searches on: 4,000 in all for CIFAR; 50 for ImageNet, of 120 classes there and of all here.
-PER_CLASS = {"cifar10": 400, "cifar100": 40, "imagenet": 50}
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,13 @@ def trial(recipe: Recipe) -> Recipe:
 
     On CIFAR it has WRN-40-2 and a learning rate of 0.1, as published; on other data the recipe's own network and rate.
     """
+    reduced = DATASETS[recipe.dataset].searched.get("dada")
     recipe = replace(
-        recipe, method="dada", epochs=20, warmup_epochs=0, copies=1, clip=5.0, per_class=PER_CLASS.get(recipe.dataset),
+        recipe, method="dada", epochs=20, warmup_epochs=0, copies=1, clip=5.0, per_class=reduced and reduced.per_class,
         policy_optimizer="adam", policy_lr=5e-3, policy_weight_decay=0.0, policy_clip=None, every=1,
     )  # fmt: skip
-    if recipe.dataset in ("cifar10", "cifar100"):
-        recipe = replace(recipe, network="wrn-40-2", batch=128, lr=0.1, weight_decay=2e-4)
+    if reduced and reduced.network:
+        recipe = replace(recipe, network=reduced.network, batch=128, lr=0.1, weight_decay=2e-4)
     return recipe
 
 

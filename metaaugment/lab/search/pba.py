@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 from metaaugment.lab.baselines.schedule import Schedule
+from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.flags import one_of, refuse
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.search import population
@@ -25,8 +26,6 @@ PBA_FUNCTIONS = (
 )  # fmt: skip
 PAPER_FUNCTIONS = tuple(op.name for op in PAPER_OPS)
 
-# Training images per class: in all 4,000 of CIFAR, as PBA's authors used, and 3,246 of Omniglot, as the paper did.
-PER_CLASS = {"cifar10": 400, "cifar100": 40, "omniglot": 2}
 ROW = {"trial": int, "generation": int, "objective": float, "policy": list}  # what all rows have
 
 
@@ -108,11 +107,10 @@ def trial(recipe: Recipe) -> Recipe:
     Other data sets keep the recipe's own network and epochs.
     """
     recipe = replace(recipe, method="pba", transfer=False, copies=1)
-    if recipe.dataset not in PER_CLASS:
+    reduced = DATASETS[recipe.dataset].searched.get("pba")
+    if reduced is None:
         return recipe
-    return replace(
-        recipe, per_class=PER_CLASS[recipe.dataset], network="wrn-40-2", epochs=200, lr=0.1, weight_decay=5e-4
-    )
+    return replace(recipe, per_class=reduced.per_class, network=reduced.network, epochs=200, lr=0.1, weight_decay=5e-4)
 
 
 def work(rows: Sequence[Row]) -> str:
