@@ -19,6 +19,7 @@ def read(seed: int, size: int) -> Splits:
 
     Enlarged bicubically: Lanczos, the choice for Omniglot's reduction, rings around strokes one pixel wide.
     """
+    locate()
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -44,8 +45,12 @@ def _enlarge(image: np.ndarray, size: int) -> np.ndarray:
 
 def locate(root: Path) -> Path:
     """The folder of scikit-learn that holds them, wherever other data are."""
-    import sklearn.datasets
-
+    try:
+        import sklearn.datasets
+    except ImportError:
+        raise ImportError(
+            "the digits come with scikit-learn, which is not installed; install it with: pip install 'metaaugment[lab]'"
+        ) from None
     return Path(sklearn.datasets.__file__).parent / "data"
 
 
