@@ -57,7 +57,7 @@ class Figure:
     images: int  # trained on
     accuracy: float  # on the test images
     seconds: float
-    commit: str | None
+    commit: list[str]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def measure(variant: Variant, seed: int, settings: Settings) -> Figure:
     with training.precision():
         score = evaluate(training.network, once(data.test, lab.device), training.learner.prepare)
     seconds = before + time.perf_counter() - began
-    return Figure(variant.name, seed, len(data.train), score.top1, seconds, training.commit)
+    return Figure(variant.name, seed, len(data.train), score.top1, seconds, training.commits)
 
 
 def finished(settings: Settings, about: dict[str, Any]) -> list[Figure]:

@@ -171,7 +171,6 @@ def test_a_users_mistake_is_one_sentence_and_status_2(args: list[str], sentence:
         (["export"], "export needs RUN and FILE; see metaaugment export --help"),
         (["export", "runs/x"], "export needs FILE; see metaaugment export --help"),
         (["inspect"], "inspect needs FILE"),
-        (["convergence", "--horizons", "8", "x"], "--horizons is '8 x'; it must be whole numbers"),
         (["transfer", "a"], "transfer needs RECIPE; see metaaugment transfer --help"),
         (["transfer", "a", "nope"], "unknown recipe 'nope'; choose one of digits, folder,"),
     ],

@@ -6,20 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import metaaugment as ma
 from metaaugment.alignment import ROUTES
-from metaaugment.lab import cli
-from metaaugment.lab.experiments import convergence
-from metaaugment.lab.experiments.convergence import Constants, Eyes, Problem, Rates, Unnormalized
-from metaaugment.lab.report import convergence as report
 
-from commands import program
-from processes import leave, meet
-
-EYES = convergence.EYES
+import convergence
+from convergence import EYES, Constants, Eyes, Problem, Rates
 
 
 def test_the_rates_by_hand() -> None:
@@ -118,28 +111,6 @@ def test_a_run_averages_what_the_equations_give(eyes: Eyes) -> None:
     assert (found.drift == 0) == (eyes == "own")
 
 
-@pytest.mark.parametrize("eyes", EYES)
-def test_the_validation_gradient_by_finite_differences(eyes: Eyes) -> None:
-    """Along its own direction the validation loss changes by ‖∇_θ‖ a unit of length."""
-    problem = Problem.of(eyes, seed=0)
-    learner = problem.learner
-    with torch.no_grad():
-        learner.alpha.fill_(0.5)
-    learner.policy_backward(learner.observe(*problem.train), *problem.val)
-    theta = learner.policy_parameters()
-    length = convergence.squared_norm(theta) ** 0.5
-    written = Written(problem, Rates(alpha=0.5, beta=0, gamma=0))
-    direction = {id(p): p.grad / length for p in theta if p.grad is not None}
-    named = {name: direction[id(p)] for name, p in problem.outputs.named_parameters() if id(p) in direction}
-    values = []
-    for h in (1e-4, -1e-4):
-        with torch.no_grad():
-            for name, d in named.items():
-                written.parts[name].copy_(problem.outputs.get_parameter(name) + h * d)
-        values.append(float(written.validation_loss().detach()))
-    assert (values[0] - values[1]) / 2e-4 == pytest.approx(length, rel=1e-6)
-
-
 def test_every_step_sees_the_same_set() -> None:
     problem = Problem.of("shared", seed=0)
     first, second = (problem.learner.observe(*problem.train) for _ in range(2))
@@ -176,24 +147,6 @@ def test_one_over_n_by_every_route(route: str) -> None:
     for name, gradient in zip(written.theta, expected, strict=True):
         close = {"rtol": 1e-4, "atol": 1e-8} if route == "difference" else {"rtol": 1e-9, "atol": 1e-14}
         torch.testing.assert_close(problem.outputs.get_parameter(name).grad, gradient, **close)
-
-
-def count_worker(rank: int, folder: str) -> None:
-    meet(rank, 2, folder)
-    outputs = torch.full((3 + 2 * rank,), 0.5, dtype=torch.float64, requires_grad=True)
-    weights = Unnormalized(nn.Identity()).normalize(outputs)
-    weights.sum().backward()
-    torch.save((weights.detach(), outputs.grad), f"{folder}/{rank}.pt")
-    leave()
-
-
-def test_n_is_that_of_the_global_batch(tmp_path: Path) -> None:
-    """Three samples on one process and five on the other: each counts P/8, and its gradient 1/8."""
-    mp.spawn(count_worker, args=(str(tmp_path),), nprocs=2)
-    for rank, n in enumerate((3, 5)):
-        weights, gradient = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        torch.testing.assert_close(weights, torch.full((n,), 0.5 / 8, dtype=torch.float64), rtol=0, atol=0)
-        torch.testing.assert_close(gradient, torch.full((n,), 1 / 8, dtype=torch.float64), rtol=0, atol=0)
 
 
 def test_norms_of_gradients_and_hessians() -> None:
@@ -235,55 +188,14 @@ def test_the_constants_bound_what_a_step_does(eyes: Eyes) -> None:
     assert convergence.squared_norm(theta) ** 0.5 <= float(learner.alpha) * found.rho1**2 * found.delta1
 
 
-@pytest.fixture(scope="module")
-def runs() -> list[convergence.Run]:
-    return [convergence.run(eyes, 0, horizon) for eyes in EYES for horizon in (16, 48, 144)]
-
-
-def test_both_averages_fall_with_the_horizon(runs: list[convergence.Run]) -> None:
-    for eyes in EYES:
-        mine = [run for run in runs if run.eyes == eyes]
-        for name in ("validation", "training", "moved"):
-            values = [getattr(run, name) for run in mine]
-            assert values == sorted(values, reverse=True), f"{name} with {eyes} eyes"
-        assert all(run.training < run.bias for run in mine if eyes == "shared")
-
-
-def test_what_is_written_holds_runs_and_slopes(runs: list[convergence.Run], tmp_path: Path) -> None:
-    record = json.loads(convergence.write(tmp_path / "deep" / "x.json", runs).read_text())
-    assert [run["horizon"] for run in record["runs"]] == [16, 48, 144] * 2
-    found = {(slope["eyes"], slope["average"]): slope for slope in record["slopes"]}
-    values = [run.training for run in runs if run.eyes == "own"]
-    logs = torch.tensor([[1.0, math.log(t)] for t in (16, 48, 144)]).double()
-    fitted = torch.linalg.lstsq(logs, torch.tensor(values).double().log()[:, None]).solution[1]
-    assert found["own", "training"]["mean"] == pytest.approx(float(fitted))
-    assert found["own", "training"]["deviation"] is None
-    assert found["shared", "training"]["theorem"] == 0
-    panels = report.figure(runs).axes
-    assert len(panels) == 3
-    drawn = panels[0].containers[0].lines[0]  # own eyes
-    assert list(drawn.get_ydata()) == pytest.approx([run.validation for run in runs if run.eyes == "own"])
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--horizons", "2", "64"], "--horizons is 2, 64; it must be two or more different numbers, each at least 3"),
-        (["--horizons", "64", "64"], "--horizons is 64, 64; it must be two or more different numbers"),
-        (["--seeds", "0"], "--seeds is 0; it must be at least 1"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_cannot_be_measured_is_one_sentence(
-    flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert program("convergence", *flags, "--out", tmp_path / "x") == 2
-    assert sentence in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_command_leaves_figures_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "x"
-    cli.main(["convergence", "--horizons", "4", "8", "--seeds", "1", "--out", str(out)])
-    assert sorted(path.name for path in out.iterdir()) == ["convergence.json", "convergence.png"]
+def test_what_is_kept_falls_with_the_horizon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    convergence.main((8, 32), 1, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["convergence.json", "convergence.png"]
     assert "validation, own eyes: falls as T^-" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "convergence.json").read_text())
+    found = {(run["eyes"], run["horizon"]): run for run in kept["runs"]}
+    for slope in kept["slopes"]:
+        first, last = (found[slope["eyes"], horizon][slope["average"]] for horizon in (8, 32))
+        assert slope["mean"] == pytest.approx(math.log(last / first, 4))
+        assert last < first
+    assert found["shared", 32]["training"] < found["shared", 32]["bias"]

@@ -104,8 +104,8 @@ def steps(rank: int, world: int, case: Case) -> dict[str, Tensor]:
     torch.manual_seed(5)
     generator = torch.Generator().manual_seed(2)
     learner = ma.Learner(
-        DistributedDataParallel(net) if case.wrapped and world > 1 else net, ma.TransformationSampler(), policy, extractor=eyes,
-        route=case.route, lagged=case.lagged, every=case.every, copies=case.copies, generator=generator,
+        DistributedDataParallel(net) if case.wrapped and world > 1 else net, ma.TransformationSampler(), policy,
+        extractor=eyes, route=case.route, lagged=case.lagged, every=case.every, copies=case.copies, generator=generator,
         before=augment.in_turn([augment.random_flip(generator), augment.random_crop(2, (0, 0, 0), generator)]),
         after=augment.random_cutout(3, (9, 9, 9), generator),
     )  # fmt: skip

@@ -106,8 +106,8 @@ def test_what_decisions_says_of_runs_follows_from_their_courses() -> None:
 
 
 def test_what_comparing_says_of_the_ruined_run_follows_from_its_course() -> None:
-    file = DOCS.parent / "results" / "omniglot-wrn-40-2" / "courses" / "tried-clues-cosine-seed0.json"
-    course = json.loads(file.read_text())
+    courses = DOCS.parent / "results" / "archive" / "omniglot-wrn-40-2" / "courses"
+    course = json.loads((courses / "tried-clues-cosine-seed0.json").read_text())
     train, val, accuracy = (course[name] for name in ("train_loss", "val_loss", "val_accuracy"))
     assert (
         f"training loss fell to {train[126]:.2f}, while the loss on the validation images, which it learns from, rose "

@@ -238,7 +238,7 @@ def test_a_diagnosis_has_numbers_that_can_be_said(changes: dict[str, Any]) -> No
         {"seconds": None},
         {"images_per_second": float("nan")},
         {"machine": 3},
-        {"commit": ["a", "b"]},
+        {"commit": ["a", 2]},
         {"side_by_side": "4"},
         {"recipe": ["digits"]},
     ],

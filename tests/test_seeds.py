@@ -27,5 +27,5 @@ def test_a_run_is_the_same_run_in_each_version() -> None:
     assert uses == {
         "INITIAL": 0, "ORDER": 1, "VALIDATION_ORDER": 2, "DRAWS": 3, "LOOKS": 4, "MEMBER": 10, "EVOLUTION": 11,
         "CONTROLLER": 200, "DECISIONS": 201, "CHILD": 202, "FOLD": 0, "PROPOSAL": 1, "TRIAL": 2, "ADVERSARY": 100,
-        "HALVES": 0, "SAMPLES": 1, "JUDGES": 2, "MAGNITUDES": 1,
+        "HALVES": 0, "SAMPLES": 1, "JUDGES": 2,
     }  # fmt: skip

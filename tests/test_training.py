@@ -349,17 +349,17 @@ def test_who_stops_a_run_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytes
 
 def test_a_result_names_every_commit_it_was_trained_at(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = machine.commit()
-    assert sealed.load(stopped / checkpoint.LAST, "checkpoint")["commit"] == first
+    assert sealed.load(stopped / checkpoint.LAST, "checkpoint")["commit"] == [first]
     for commit, after in (("b2", 1), ("b2", 1), ("c3", 99)):
         monkeypatch.setattr(trainer, "commit", lambda name=commit: name)
         monkeypatch.setattr(run, "Lines", lambda console, left=after: Stop(left))
         with contextlib.suppress(Interrupted):
             train(stopped, resume=True)
     told = json.loads((stopped / "result.json").read_text())["commit"]
-    assert told == f"{first}, continued at b2, continued at c3"
-    assert machine.single(told) == [first, "b2", "c3"]
+    assert told == [first, "b2", "c3"]
     assert learned_policy(stopped).provenance["commit"] == told
-    assert machine.continued(machine.continued(None, None), None) == "unknown", "what was installed"
+    assert machine.continued(machine.continued([], None), None) == ["unknown"], "what was installed"
+    assert machine.commits(f"{first}, continued at b2") == [first, "b2"], "as earlier versions wrote it"
 
 
 def test_the_policy_of_a_run_that_has_not_ended_names_no_machine(stopped: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_checkpoint_from_before_that_record_is_continued(stopped: Path) -> Non
     sealed.save(stopped / checkpoint.LAST, "checkpoint", state)
     train(stopped, resume=True)
     told = json.loads((stopped / "result.json").read_text())["commit"]
-    assert told == f"unknown, continued at {machine.commit()}"
+    assert told == ["unknown", machine.commit()]
 
 
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment"])

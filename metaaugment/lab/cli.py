@@ -410,28 +410,6 @@ def diagnose(
         print(save(diagnosis.picture(found).figure, picture))
 
 
-def convergence(
-    horizons: Annotated[tuple[int, ...], option("Numbers of iterations T.", "256 to 8192, doubling", "T")] = (),
-    seeds: Annotated[
-        int,
-        arg(help="Runs per T and kind of eyes: own (the policy has its own network) or shared (the task network)."),
-    ] = 3,
-    out: Annotated[Path, arg(help="Folder of the figures and the picture.", metavar="DIR")] = Path(
-        "results/convergence"
-    ),
-) -> None:
-    """Check Theorems 1 and 2 numerically: how exact gradients shrink with the number of iterations."""
-    from metaaugment.lab.experiments.convergence import HORIZONS, study, write
-    from metaaugment.lab.report import convergence
-    from metaaugment.lab.report.picture import save
-
-    runs = study(horizons or HORIZONS, seeds, Patient())
-    for line in convergence.in_words(runs):
-        print(line)
-    print(write(out / "convergence.json", runs))
-    print(save(convergence.figure(runs), out / "convergence.png"))
-
-
 def report(
     runs: Annotated[
         tuple[Path, ...],
@@ -577,7 +555,6 @@ def program(args: Sequence[str]) -> Group:
         "show": show,
         "transfer": transfer,
         "ops": ops,
-        "convergence": convergence,
         "bench": BENCHES,
     }
     about = f"{metaaugment.__doc__}\n`metaaugment --version` prints the version."

@@ -17,8 +17,6 @@ FOLD, PROPOSAL, TRIAL = range(3)
 ADVERSARY = 100
 # A diagnosis: halves of the validation images, training samples, and which of the samples judge a prediction.
 HALVES, SAMPLES, JUDGES = range(3)
-# The check of the theorems: the magnitudes and signs of its finite set, besides initial weights.
-MAGNITUDES = 1
 
 
 def derived_seed(*numbers: int) -> int:

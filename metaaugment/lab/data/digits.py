@@ -1,6 +1,7 @@
 """The digits that come with scikit-learn: 1,797 images of 8×8 pixels, at hand without a download."""
 
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -19,10 +20,7 @@ def read(seed: int, size: int) -> Splits:
 
     Enlarged bicubically: Lanczos, the choice for Omniglot's reduction, rings around strokes one pixel wide.
     """
-    locate()
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = _datasets().load_digits(return_X_y=True)
     # Values are 0 to 16.
     grey = np.floor(pixels.reshape(-1, 8, 8) * (255 / 16) + 0.5).astype(np.uint8)
     large = np.stack([_enlarge(image, size) for image in grey])
@@ -45,13 +43,17 @@ def _enlarge(image: np.ndarray, size: int) -> np.ndarray:
 
 def locate(root: Path) -> Path:
     """The folder of scikit-learn that holds them, wherever other data are."""
+    return Path(str(_datasets().__file__)).parent / "data"
+
+
+def _datasets() -> ModuleType:
     try:
         import sklearn.datasets
     except ImportError:
         raise ImportError(
             "the digits come with scikit-learn, which is not installed; install it with: pip install 'metaaugment[lab]'"
         ) from None
-    return Path(sklearn.datasets.__file__).parent / "data"
+    return sklearn.datasets
 
 
 ENTRY = Entry(

@@ -3,16 +3,16 @@
 Each is done by a process of its own, in a folder of its own, from which it can be continued.
 """
 
-import contextlib
+import os
 import shlex
 import statistics
 import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from metaaugment.files.atomic import write_atomically
 from metaaugment.files.sealed import Damaged
@@ -28,6 +28,7 @@ from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.experiments.tables import ROWS, Entry, Row, folder_name
 from metaaugment.lab.training import folder as run_folder
 from metaaugment.lab.training.json_file import read_json, write_json
+from metaaugment.lab.training.launch import launch
 from metaaugment.lab.training.log import LOG
 from metaaugment.lab.words import duration
 from metaaugment.learned.policy import LearnedPolicy
@@ -47,14 +48,17 @@ class Where:
     recorded: Callable[[str, str, Mapping[str, Any]], Mapping[str, Any]]
 
 
-class Work(ABC):
-    """What a process does in a folder: a run or a search."""
+@dataclass(frozen=True, eq=False)
+class Task(ABC):
+    """What a process does in a folder; `record` is the file that it writes there first, `outcome` the last one."""
 
     row: Row
+    entry: Entry
     epochs: int | None
     where: Where
-    record: str  # the file that it writes first
-    outcome: str  # the file that it writes last
+
+    record: ClassVar[str]
+    outcome: ClassVar[str]
 
     def __str__(self) -> str:
         return f"{self.row.recipe} {self.name}"
@@ -65,46 +69,12 @@ class Work(ABC):
         """The name of its folder, among those of its row."""
 
     @abstractmethod
-    def check(self) -> None:
-        """Refuse a folder that holds other work than this."""
+    def settings(self) -> Mapping[str, Any]:
+        """All that it is done with, as JSON values."""
 
     @abstractmethod
     def words(self) -> list[str]:
         """The arguments that the program is called with."""
-
-    @property
-    @abstractmethod
-    def makes(self) -> Path:
-        """The file of the policy that it learns or finds, if any."""
-
-    @abstractmethod
-    def export(self) -> None:
-        """Write that file, once the work is finished."""
-
-    @abstractmethod
-    def digest(self) -> str:
-        """The digest of the policy in that file, as in the results of runs under it."""
-
-    @abstractmethod
-    def keep(self) -> str:
-        """Put its outcome among the results; returns what to say about it."""
-
-    @abstractmethod
-    def progress(self) -> str:
-        """How far it is."""
-
-    @abstractmethod
-    def made_by(self, report: Path) -> str:
-        """Its name and the command that makes it."""
-
-    @property
-    def waits_for(self) -> "Work | None":
-        """What must be finished before it can begin."""
-        return None
-
-    def ready(self) -> bool:
-        """Whether what it needs is there."""
-        return True
 
     @property
     def folder(self) -> Path:
@@ -127,10 +97,32 @@ class Work(ABC):
         """Whether another process works in its folder, such as one that outlived the `reproduce` that started it."""
         return run_folder.is_locked(self.folder)
 
+    def taken(self, before: str | None) -> bool:
+        """Whether another process works in its folder, or has done so since it was `before` that was last to."""
+        own = launch(launcher=os.getpid())
+        return self.busy or run_folder.last_locked(self.folder) not in (before, own)
+
+    def check(self) -> None:
+        """Refuse a folder that holds other work than this."""
+        if self.begun:
+            self._compare(self.folder, read_json(self.folder / self.record), AWAY)
+        elif self.finished:
+            what = Path(self.outcome).stem
+            raise ValueError(f"{self.folder} has a {what}, but no {self.record} that says of what; {AWAY}")
+
+    def _compare(self, what: Path, record: Mapping[str, Any], way: str) -> None:
+        """Refuse other settings than its own; a record may lack those of newer versions."""
+        try:
+            found = Recipe.from_json(record.get("recipe", record)).to_json() | record.get("settings", {})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{what} cannot be understood: {error}; {way}") from None
+        for name, meant in self.settings().items():
+            if name in found and _written_alike(found[name]) != _written_alike(meant):
+                raise ValueError(f"{what} was made with {flag(name)} {found[name]}, but {self} has {meant}; {way}")
+
     def start(self) -> "subprocess.Popen[bytes]":
-        """Start its process, with the output in a file beside the folder."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with (self.folder.parent / f"{self.name}.log").open("ab") as log:
+        with self.folder.with_name(f"{self.name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "metaaugment", *self.words()],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -140,17 +132,13 @@ class Work(ABC):
         """The last line of its output, without the program's name; of a process that was killed, the signal."""
         if status < 0:
             return f"killed by signal {-status}, as happens when memory is short; the same command continues it"
-        lines = (self.folder.parent / f"{self.name}.log").read_text(errors="replace").strip().splitlines()
+        lines = self.folder.with_name(f"{self.name}.log").read_text(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("metaaugment: ") if lines else "it printed nothing"
-
-    def taken(self, words: str) -> bool:
-        """Whether another process works in its folder, or did so when its own process ended with these words."""
-        return self.busy or (self.begun and any(refusal in words for refusal in run_folder.refusals(self.folder)))
 
     @property
     def beside(self) -> Path:
         """The file with the largest number of processes at a time so far, for when this work is continued later."""
-        return self.folder.parent / f"{self.name}.beside"
+        return self.folder.with_name(f"{self.name}.beside")
 
     @property
     def side_by_side(self) -> int:
@@ -164,14 +152,10 @@ class Work(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Job(Work):
+class Job(Task):
     """One run of an entry."""
 
-    row: Row
-    entry: Entry
     seed: int
-    epochs: int | None
-    where: Where
 
     record, outcome = run_folder.RECIPE, run_folder.RESULT
 
@@ -180,21 +164,40 @@ class Job(Work):
         return f"{self.entry.name}-seed{self.seed}"
 
     @property
+    def makes(self) -> Path:
+        return self.folder.with_name(f"{self.entry.name}.safetensors")
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.row.run(self.entry, self.seed, self.epochs, self.policy)
+
+    def settings(self) -> Mapping[str, Any]:
+        return self.recipe.to_json()
+
+    def words(self) -> list[str]:
+        recipe = self.recipe
+        if self.begun:  # says where its policy lies now: folders may have been moved
+            more = ["--resume", str(self.folder), *(["--policy", str(self.policy)] if self.policy else [])]
+        else:
+            more = ["--out", str(self.folder), *flags(recipe, RECIPES[recipe.name]())]
+        return ["train", recipe.name, *self.where.place.flags(), *more]
+
+    @property
     def result(self) -> Path:
         return self.where.results / folder_name(self.row.recipe, self.epochs) / f"{self.name}.json"
 
     @property
-    def _kept(self) -> list[Path]:
+    def _kept(self) -> dict[Path, dict[str, Any]]:
         """The results of its entry so far, whatever their seed."""
-        return sorted(self.result.parent.glob(f"{self.entry.name}-seed*.json"))
+        return {file: read_json(file) for file in sorted(self.result.parent.glob(f"{self.entry.name}-seed*.json"))}
 
     @property
     def usual_time(self) -> str:
-        """What training took in the runs of its entry so far, on average, and on which machines; empty for none."""
-        if not (kept := [read_json(file) for file in self._kept]):
+        """In words, what the runs of its entry took so far, on average, and on which machines; empty for none."""
+        if not (kept := self._kept.values()):
             return ""
         machines = sorted({str(result["machine"]["hardware"]) for result in kept})
-        return f"{duration(statistics.fmean(result['seconds'] for result in kept))} on {', '.join(machines)}"
+        return f", about {duration(statistics.fmean(result['seconds'] for result in kept))} on {', '.join(machines)}"
 
     @property
     def source(self) -> "Work | None":
@@ -205,7 +208,7 @@ class Job(Work):
             return None
         row = ROWS[self.entry.under[0]]
         (entry,) = (entry for entry in row.entries if entry.name == self.entry.under[1])
-        return Job(row, entry, 0, self.epochs, self.where)
+        return Job(row, entry, self.epochs, self.where, 0)
 
     @property
     def policy(self) -> Path | None:
@@ -213,41 +216,8 @@ class Job(Work):
         return self.source and self.source.makes
 
     @property
-    def recipe(self) -> Recipe:
-        return self.row.run(self.entry, self.seed, self.epochs, self.policy)
-
-    def check(self) -> None:
-        """Refuse a folder that holds a different run."""
-        if not self.begun and not self.finished:
-            return
-        file = self.folder / run_folder.RECIPE
-        if not self.begun:
-            raise ValueError(f"{self.folder} has a result, but no {run_folder.RECIPE} that says what was run; {AWAY}")
-        try:
-            begun_with = Recipe.from_json(read_json(file))
-        except ValueError as error:
-            raise ValueError(f"{file} cannot be understood: {error}; {AWAY}") from None
-        recipe = self.recipe
-        for name in (field.name for field in fields(Recipe)):
-            found, meant = getattr(begun_with, name), getattr(recipe, name)
-            if _written_alike(found) != _written_alike(meant):
-                raise ValueError(f"{self.folder} was begun with {flag(name)} {found}, but {self} has {meant}; {AWAY}")
-
-    def check_policy(self) -> None:
-        """Refuse a policy other than that of the entry's kept results; the earliest do not say which that was."""
-        if self.source is None or not self.source.makes.exists():
-            return
-        kept = {file: read_json(file).get("policy_sha256") for file in self._kept}
-        own = self.source.digest() if any(kept.values()) else None
-        for file, digest in kept.items():
-            if digest not in (None, own):
-                raise ValueError(
-                    f"{file} was trained under another policy than {self.source.makes} holds now; put that one back, "
-                    f"or move the results of {self.entry.name} away"
-                )
-
-    @property
     def waits_for(self) -> "Work | None":
+        """What must be finished before it can begin."""
         source = self.source
         return None if source is None or source.makes.exists() or source.finished else source
 
@@ -260,23 +230,21 @@ class Job(Work):
         self.check_policy()
         return True
 
-    def words(self) -> list[str]:
-        recipe = self.recipe
-        if self.begun:  # says where its policy lies now: folders may have been moved
-            more = ["--resume", str(self.folder), *(["--policy", str(self.policy)] if self.policy else [])]
-        else:
-            more = ["--out", str(self.folder), *flags(recipe, RECIPES[recipe.name]())]
-        return ["train", recipe.name, *self.where.place.flags(), *more]
-
-    @property
-    def makes(self) -> Path:
-        return self.folder.with_name(f"{self.entry.name}.safetensors")
+    def check_policy(self) -> None:
+        """Refuse a policy other than that of the entry's kept results; the earliest do not say which that was."""
+        if self.source is None or not self.source.makes.exists():
+            return
+        said = {file: digest for file, kept in self._kept.items() if (digest := kept.get("policy_sha256")) is not None}
+        own = digest_of(self.source.makes) if said else None
+        for file, digest in said.items():
+            if digest != own:
+                raise ValueError(
+                    f"{file} was trained under another policy than {self.source.makes} holds now; put that one back, "
+                    f"or move the results of {self.entry.name} away"
+                )
 
     def export(self) -> None:
         learned_policy(self.folder).save(self.makes, half=True)
-
-    def digest(self) -> str:
-        return policy_digest(LearnedPolicy.load(self.makes))
 
     def keep(self) -> str:
         """Write its result to a file of its own and, if there is a log to read it from, its course beside it."""
@@ -285,16 +253,11 @@ class Job(Work):
         except Damaged as error:
             raise Damaged(error.file, error.reason, "remove it, and the same command makes it again") from None
         self.result.parent.mkdir(parents=True, exist_ok=True)
-        course = None
-        with contextlib.suppress(OSError, ValueError):
-            course = results.course(self.folder / LOG)
-        if course is not None:
-            results.write_course(course, results.course_file(self.result))
+        results.keep_course(self.folder / LOG, self.result)
         if self.policy is not None:  # by its row and entry: where folders lie on this machine is nobody's business
             name = str(Path(*self.policy.parts[-2:]))
-            result |= {"policy": name, "recipe": {**result.get("recipe", {}), "policy": name}}
-        result |= {"entry": self.entry.name, "side_by_side": self.side_by_side}
-        write_json(self.result, result)
+            result |= {"policy": name, "recipe": {**result["recipe"], "policy": name}}
+        write_json(self.result, result | {"entry": self.entry.name, "side_by_side": self.side_by_side})
         return f"{result[accuracy_key(result)]:.2%}"
 
     def progress(self) -> str:
@@ -311,13 +274,8 @@ class Job(Work):
 
 
 @dataclass(frozen=True, eq=False)
-class Search(Work):
+class Search(Task):
     """The search for an entry's policy by its system, one for all seeds."""
-
-    row: Row
-    entry: Entry
-    epochs: int | None
-    where: Where
 
     record, outcome = run_folder.SEARCH, run_folder.POLICY
 
@@ -330,68 +288,48 @@ class Search(Work):
         """The policy's file, among the results: it also says what the search cost."""
         return self.where.results / "searches" / f"{folder_name(self.row.recipe, self.epochs)}-{self.entry.name}.json"
 
-    def words(self) -> list[str]:
-        folder = ["--resume" if self.begun else "--out", str(self.folder)]
-        more = [] if self.begun else flags_of(self.changes)
-        return ["search", self.system, self.row.recipe, *self.where.place.flags(), *folder, *more]
-
     @property
     def system(self) -> str:
         return self.entry.changes["method"]
 
-    @property
-    def changes(self) -> Mapping[str, Any]:
-        """What it sets otherwise than by default."""
-        return self.entry.search or {}
+    def settings(self) -> Mapping[str, Any]:
+        recorded = self.where.recorded(self.system, self.row.recipe, self.entry.search or {})
+        return {**recorded["recipe"], **recorded["settings"]}
+
+    def words(self) -> list[str]:
+        folder = ["--resume" if self.begun else "--out", str(self.folder)]
+        more = [] if self.begun else flags_of(self.entry.search or {})
+        return ["search", self.system, self.row.recipe, *self.where.place.flags(), *folder, *more]
+
+    waits_for, usual_time = None, ""
+
+    def ready(self) -> bool:
+        return True
 
     def check(self) -> None:
         """Refuse a folder that holds a different search, and a file among the results that is not of this one."""
         if self.makes.exists():
             self._check_policy(self.makes, "move the file away, or choose another --results")
             return
-        record = self.folder / run_folder.SEARCH
-        if self.begun:
-            self._check_settings(self.folder, _read(record, AWAY), AWAY)
+        super().check()
         if self.finished:
-            if not self.begun:
-                raise ValueError(f"{self.folder} has a policy, but no {record.name} that says of which search; {AWAY}")
             self._check_policy(self.folder / run_folder.POLICY, AWAY)
 
     def _check_policy(self, file: Path, way: str) -> None:
-        self._check_system(file, way)
-        search = _read(file, way).get("search")
-        if search is not None:
-            self._check_settings(file, search, way)
-
-    def _check_system(self, file: Path, way: str) -> None:
         try:
-            found = published.find(file).system
+            found, search = published.find(file).system, published.search_of(file)
         except ValueError as error:
             raise ValueError(f"{error}; {way}") from None
         if found != self.system:
             raise ValueError(f"{file} is a policy of {found}, but {self} needs one of {self.system}; {way}")
-
-    def _check_settings(self, what: Path, search: Any, way: str) -> None:
-        """Refuse a search with other settings; like a search that is continued, it may lack those of newer versions."""
-        try:
-            found = Recipe.from_json(search["recipe"]).to_json() | search["settings"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{what} cannot be understood: {error}; {way}") from None
-        wanted = self.where.recorded(self.system, self.row.recipe, self.changes)
-        for name, meant in {**wanted["recipe"], **wanted["settings"]}.items():
-            if name in found and found[name] != meant:
-                raise ValueError(
-                    f"{what} is of a search with {flag(name)} {found[name]}, but {self} has {meant}; {way}"
-                )
+        if search:
+            self._compare(file, search, way)
 
     def export(self) -> None:
         file = self.folder / run_folder.POLICY
-        self._check_system(file, AWAY)
+        self._check_policy(file, AWAY)
         self.makes.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.makes, lambda part: part.write_bytes(file.read_bytes()))
-
-    def digest(self) -> str:
-        return policy_digest(published.find(self.makes))
 
     def keep(self) -> str:
         self.export()
@@ -404,11 +342,12 @@ class Search(Work):
         return f"{self}; make it with: {shlex.join(['metaaugment', *self.words()])}"
 
 
-def _read(file: Path, way: str) -> dict[str, Any]:
-    try:
-        return read_json(file)
-    except ValueError as error:
-        raise ValueError(f"{error}; {way}") from None
+Work = Job | Search
+
+
+def digest_of(policy: Path) -> str:
+    """The digest of a policy that was learned or found, as in the results of runs under it."""
+    return policy_digest(published.find(policy) if policy.suffix == ".json" else LearnedPolicy.load(policy))
 
 
 def _lines(file: Path) -> int:
@@ -417,4 +356,4 @@ def _lines(file: Path) -> int:
 
 def _written_alike(value: object) -> object:
     """The value, or of a policy's path row and entry only, which stay when folders are moved or named otherwise."""
-    return value.parts[-2:] if isinstance(value, Path) else value
+    return Path(value).parts[-2:] if isinstance(value, str) else value

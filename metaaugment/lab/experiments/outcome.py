@@ -54,7 +54,7 @@ def write_result(
         },
         "recipe": recipe.to_json(),
         "machine": {**machine(experiment.device.type), "processes": world_size()},
-        "commit": trainer.commit,
+        "commit": trainer.commits,
     }
     if unreadable:
         # In the bytes of the file system: a name need not be text.

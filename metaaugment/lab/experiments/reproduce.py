@@ -14,7 +14,7 @@ from metaaugment.files.atomic import write_atomically
 from metaaugment.lab.data.presence import check_there
 from metaaugment.lab.experiments import results
 from metaaugment.lab.experiments.jobs import Job, Search, Where, Work
-from metaaugment.lab.experiments.tables import GONE, Row
+from metaaugment.lab.experiments.tables import Row
 from metaaugment.lab.training import folder as run_folder
 from metaaugment.lab.training.interruption import Interrupted, Interruption
 from metaaugment.lab.training.machine import choose_device
@@ -38,6 +38,9 @@ def seconds_of(budget: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
 def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequence[str], where: Where) -> list[Work]:
     """Runs whose result is missing, row by row and seed by seed, each search before the first run that waits for it.
 
@@ -48,10 +51,9 @@ def planned(rows: Sequence[Row], seeds: int, epochs: int | None, entries: Sequen
     if unknown := [name for name in entries if name not in known]:
         choices = ", ".join(sorted(known))
         way = f"choose from {choices}" if known else "name the table or row that has it, such as table-3"
-        gone = ", which only the commit that its results name can run" if unknown[0] in GONE else ""
-        raise ValueError(f"--methods has {unknown[0]!r}{gone}; {way}")
+        raise ValueError(f"--methods has {unknown[0]!r}; {way}")
     jobs = [
-        Job(row, entry, seed, epochs, where)
+        Job(row, entry, epochs, where, seed)
         for row in rows for stands_in in (False, True) for seed in range(seeds) for entry in row.entries
         if entry.stands_in == stands_in and (not entries or entry.name in entries)
     ]  # fmt: skip
@@ -72,13 +74,8 @@ def in_words(plan: Sequence[Work], report: Path) -> list[str]:
     """A plan, line by line, with the time that kept runs of the same entry took; then why others cannot begin."""
     why = obstacles(plan, {work.folder for work in plan}, report)
     begins = [work for work in plan if work not in why]
-    number = number_of("run", sum(isinstance(work, Job) for work in begins))
-    return [*map(_line, begins), f"{number} to do", *why.values()]
-
-
-def _line(work: Work) -> str:
-    took = work.usual_time if isinstance(work, Job) else ""
-    return f"{work}{', begun' if work.begun else ''}" + (f", about {took}" if took else "")
+    lines = [f"{work}{', begun' if work.begun else ''}{work.usual_time}" for work in begins]
+    return [*lines, f"{number_of('run', sum(isinstance(work, Job) for work in begins))} to do", *why.values()]
 
 
 def obstacles(waiting: Iterable[Work], own: Container[Path], report: Path) -> dict[Work, str]:
@@ -86,12 +83,14 @@ def obstacles(waiting: Iterable[Work], own: Container[Path], report: Path) -> di
     why = {}
     for work in waiting:
         if work.busy:
-            why[work] = (
-                f"{work}: {run_folder.refusals(work.folder)[0]}; once that has ended, the same command keeps its result"
-            )
+            training = f"another process is training into {work.folder}"
+            why[work] = f"{work}: {training}; once that has ended, the same command keeps its result"
         elif work.waits_for is not None and work.waits_for.folder not in own:
             why[work] = f"{work} waits for the policy of {work.waits_for.made_by(report)}"
     return why
+
+
+# -- the pool of processes ---------------------------------------------------------------------------------------------
 
 
 class Queue:
@@ -100,7 +99,7 @@ class Queue:
     def __init__(self, jobs: Sequence[Work], at_once: int, console: Console, worries: Worries | None = None) -> None:
         self.waiting, self.at_once, self.console = list(jobs), at_once, console
         self.worries = worries or (lambda folder: [])
-        self.live: dict[Work, subprocess.Popen[bytes]] = {}
+        self.live: dict[Work, tuple[subprocess.Popen[bytes], str | None]] = {}  # and who was last in the folder before
         self.failed: dict[Work, str] = {}  # with the reason
         self.unkept: dict[Work, OSError] = {}  # finished, but could not be put among the results
         self.kept = 0
@@ -119,7 +118,8 @@ class Queue:
                         self._note_neighbours()
                     if now - told > NEWS:
                         told = now
-                        self._tell()
+                        states = (f"{job.name} {job.progress()}" for job in self.live)
+                        self._say(f"{', '.join(states)}; {len(self.waiting)} waiting")
                     if interruption.signum is not None:
                         raise Interrupted(interruption.signum)
                     if seconds is not None and now - began > seconds:
@@ -133,6 +133,7 @@ class Queue:
         for job in list(self.waiting):
             if len(self.live) >= self.at_once:
                 break
+            before = run_folder.last_locked(job.folder)
             if job.finished:  # but not kept: `reproduce` was killed in between
                 self.waiting.remove(job)
                 self._keep(job)
@@ -141,7 +142,7 @@ class Queue:
                     job.beside.unlink(missing_ok=True)  # left by a run that was moved away
                 what = "continues" if job.begun else "begins"
                 try:
-                    self.live[job] = job.start()
+                    self.live[job] = job.start(), before
                 except OSError:  # memory or processes are short; there will be more when another training ends
                     if not self.live:
                         raise
@@ -161,10 +162,6 @@ class Queue:
             self._fail(job, str(error))
             return False
 
-    def _fail(self, job: Work, words: str) -> None:
-        self.failed[job] = words
-        self._say(f"{job} failed: {words}")
-
     def _note_neighbours(self) -> None:
         """Note how many trainings there are at a time: our own, and those of others in the same folder of runs."""
         own = {job.folder for job in self.live}
@@ -176,33 +173,42 @@ class Queue:
 
     def _collect(self, stopped: bool = False) -> None:
         """Take in what has ended: results are kept, failures reported; what was stopped, or another does now, waits."""
-        for job, process in list(self.live.items()):
+        for job, (process, before) in list(self.live.items()):
             if process.poll() is None:
                 continue
             del self.live[job]
             if job.finished:
                 self._keep(job)
-                continue
-            words = "" if stopped else job.last_words(process.returncode)
-            if stopped or job.taken(words):
+            elif stopped or job.taken(before):
                 self.waiting.insert(0, job)
             else:
-                self._fail(job, words)
+                self._fail(job, job.last_words(process.returncode))
 
     def _keep(self, job: Work) -> None:
         try:
             self._say(f"{job}: {job.keep()}")
         except ValueError as error:
             self._fail(job, str(error))
-            return
         except OSError as error:  # a full disk, say; what was trained is safe in its folder
             self.unkept[job] = error
             self._say(self._why_unkept(job))
-            return
-        if isinstance(job, Job):
-            self.kept += 1
-            for sentence in self.worries(job.folder):
-                self._say(f"{job}: {sentence}")
+        else:
+            if isinstance(job, Job):
+                self.kept += 1
+                for sentence in self.worries(job.folder):
+                    self._say(f"{job}: {sentence}")
+
+    def _stop(self) -> None:
+        """Ask all trainings to stop after a checkpoint, and wait for them."""
+        for process, _ in self.live.values():
+            process.send_signal(signal.SIGTERM)
+        for process, _ in self.live.values():
+            process.wait()
+        self._collect(stopped=True)
+
+    def _fail(self, job: Work, words: str) -> None:
+        self.failed[job] = words
+        self._say(f"{job} failed: {words}")
 
     def _why_unkept(self, job: Work) -> str:
         reason = self.unkept[job]
@@ -210,6 +216,9 @@ class Queue:
             f"{job} is whole in {job.folder}, but cannot be kept: {reason.filename}: {reason.strerror}; once that is "
             "fixed, the same command keeps it"
         )
+
+    def _say(self, sentence: str) -> None:
+        self.console.print(sentence, soft_wrap=True)
 
     @property
     def left(self) -> int:
@@ -220,33 +229,8 @@ class Queue:
         own = {job.folder for job in (*self.waiting, *self.failed, *self.unkept)}
         return {job: self._why_unkept(job) for job in self.unkept} | obstacles(self.waiting, own, report)
 
-    def _stop(self) -> None:
-        """Ask all trainings to stop after a checkpoint, and wait for them."""
-        for process in self.live.values():
-            process.send_signal(signal.SIGTERM)
-        for process in self.live.values():
-            process.wait()
-        self._collect(stopped=True)
 
-    def _tell(self) -> None:
-        states = (f"{job.name} {job.progress()}" for job in self.live)
-        self._say(f"{', '.join(states)}; {len(self.waiting)} waiting")
-
-    def _say(self, sentence: str) -> None:
-        self.console.print(sentence, soft_wrap=True)
-
-
-def _try_writing(folder: Path) -> None:
-    """Refuse a folder of results that nothing can be written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(ROOM))
-    except OSError as error:
-        raise ValueError(
-            f"no result can be written to {folder}: {error.strerror}; choose another folder with --results, or make "
-            "that one writable"
-        ) from None
+# -- all of it ---------------------------------------------------------------------------------------------------------
 
 
 def check(seeds: int, budget: str | None, epochs: int | None, at_once: int | None, where: Where, report: Path) -> None:
@@ -267,6 +251,19 @@ def check(seeds: int, budget: str | None, epochs: int | None, at_once: int | Non
     results.markdown(where.results)
 
 
+def _try_writing(folder: Path) -> None:
+    """Refuse a folder of results that nothing can be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(ROOM))
+    except OSError as error:
+        raise ValueError(
+            f"no result can be written to {folder}: {error.strerror}; choose another folder with --results, or make "
+            "that one writable"
+        ) from None
+
+
 def reproduce(
     rows: Sequence[Row],
     seeds: int,
@@ -281,20 +278,20 @@ def reproduce(
 ) -> None:
     """Run what is missing, keep each result as a file, and write the report."""
     check(seeds, budget, epochs, at_once, where, report)
-    seconds = None if budget is None else seconds_of(budget)
     jobs = planned(rows, seeds, epochs, entries, where)
     report.parent.mkdir(parents=True, exist_ok=True)
     queue = Queue(jobs, at_once or AT_ONCE[choose_device(where.place.device)], console, worries)
     held_up = queue.held_up(report)
     waiting = [job for job in jobs if job not in held_up and not job.finished]
     # What has begun with --data remembers that folder.
-    check_there((job.dataset for job in waiting if where.place.recalled(job.folder) == where.place), where.place.data)
+    needed = (job.dataset for job in waiting if where.place.recalled(job.folder) == where.place)
+    check_there(needed, where.place.data)
     for folder in dict.fromkeys((job.result if isinstance(job, Job) else job.makes).parent for job in jobs):
         _try_writing(folder)
     began = time.monotonic()
-    unwritten: Exception | None = None
+    unwritten = None
     try:
-        queue.run(seconds)
+        queue.run(None if budget is None else seconds_of(budget))
     finally:
         found = results.files(where.results)
         try:
@@ -313,8 +310,7 @@ def reproduce(
             + ("" if found or left or queue.failed else f"; {where.results} holds no result"),
             *held_up.values(), sep="\n", soft_wrap=True, markup=False,
         )  # fmt: skip
-    if queue.failed:
-        job, words = next(iter(queue.failed.items()))
+    for job, words in queue.failed.items():
         raise ValueError(f"{job} failed: {words}; its full output is in {job.folder}.log")
     for error in (*queue.unkept.values(), unwritten):
         if error is not None:

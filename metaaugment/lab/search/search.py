@@ -24,6 +24,7 @@ from metaaugment.lab.training import folder as run_folder
 from metaaugment.lab.training.folder import POLICY, SEARCH, TRIALS
 from metaaugment.lab.training.interruption import Interrupted, Interruption
 from metaaugment.lab.training.json_file import read_json, write_json
+from metaaugment.lab.training.launch import launch
 from metaaugment.lab.training.log import Row
 from metaaugment.lab.training.machine import commit, machine, threads
 from metaaugment.lab.training.trainer import check_identity
@@ -82,7 +83,7 @@ def search(
     if place.resume is None:
         run_folder.new(folder, "search")
     number = place.computing(begun_with)
-    with run_folder.locked(folder), Interruption() as interruption, threads(number):
+    with run_folder.locked(folder, launch()), Interruption() as interruption, threads(number):
         if file.exists():
             console.print(f"{folder} is finished already; {file}", soft_wrap=True)
             return file

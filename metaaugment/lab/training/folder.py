@@ -16,18 +16,13 @@ PLACE = "place.json"  # of both
 BEGINNINGS = (LOCK, PLACE, *(f".{name}.part" for name in (PLACE, RECIPE, SEARCH)))
 
 
-def refusals(folder: Path) -> tuple[str, str]:
-    """The words with which a process refuses a folder that another one trains into, or has begun."""
-    return f"another process is training into {folder}", f"{folder} exists already"
-
-
 def new(folder: Path, what: str = "run") -> None:
     """Make the folder of a new run; one that exists is refused, unless its run died before it began."""
     if folder.exists() and (not folder.is_dir() or any(file.name not in BEGINNINGS for file in folder.iterdir())):
         if not folder.is_dir():
             raise ValueError(f"{folder} is a file; choose a folder for the {what} with --out")
         raise ValueError(
-            f"{refusals(folder)[1]}; continue its {what} with --resume {shlex.quote(str(folder))}, or choose another "
+            f"{folder} exists already; continue its {what} with --resume {shlex.quote(str(folder))}, or choose another "
             "folder with --out"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +56,7 @@ def locked(folder: Path, by: str = "", patience: float = MOMENT) -> Iterator[Non
     _locks.add(lock)
     try:
         if not acquire(lock, patience):
-            raise ValueError(f"{refusals(folder)[0]}; wait for it, or choose another --out")
+            raise ValueError(f"another process is training into {folder}; wait for it, or choose another --out")
         os.truncate(lock, 0)
         os.write(lock, by.encode())
         yield

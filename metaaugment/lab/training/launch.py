@@ -164,12 +164,12 @@ def restarted(environment: Environment = os.environ) -> bool:
     return any(int(environment.get(f"{who}_RESTART_COUNT", 0)) > 0 for who in ("TORCHELASTIC", "SLURM"))
 
 
-def launch(environment: Environment = os.environ) -> str:
-    """A name for the launcher of this process, which stays the same when it restarts the process."""
+def launch(environment: Environment = os.environ, launcher: int | None = None) -> str:
+    """A name for the launcher of this process, or for another one; it stays the same when the process is restarted."""
     if "SLURM_JOB_ID" in environment:
         return f"job {environment['SLURM_JOB_ID']} of Slurm"
     given = environment.get("TORCHELASTIC_RUN_ID", "none")
-    return f"torchrun {given}" if given != "none" else f"process {os.getppid()} on {socket.gethostname()}"
+    return f"torchrun {given}" if given != "none" else f"process {launcher or os.getppid()} on {socket.gethostname()}"
 
 
 def _take_leave() -> None:

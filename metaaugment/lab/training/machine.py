@@ -14,7 +14,7 @@ import torch
 
 from metaaugment.version import __version__
 
-CONTINUED = ", continued at "  # between the commits of a run
+CONTINUED = ", continued at "  # between the commits of a run, in what earlier versions wrote
 UNKNOWN = "unknown"
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of computing, or max, in every so many
 
@@ -104,13 +104,12 @@ def _checked_out() -> str | None:
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
-def continued(before: str | None, now: str | None) -> str:
-    """The commits of a run in words; `single` takes them apart again."""
+def commits(recorded: object) -> list[str]:
+    """The commits that a run was made at, from its checkpoint or result; earlier versions wrote them as one text."""
+    return [str(one) for one in recorded] if isinstance(recorded, list) else str(recorded or UNKNOWN).split(CONTINUED)
+
+
+def continued(before: list[str], now: str | None) -> list[str]:
+    """The commits of a run that goes on at this one."""
     known = now or UNKNOWN
-    if before is None:
-        return known
-    return before if single(before)[-1] == known else f"{before}{CONTINUED}{known}"
-
-
-def single(commits: str | None) -> list[str]:
-    return (commits or UNKNOWN).split(CONTINUED)
+    return before if before[-1:] == [known] else [*before, known]

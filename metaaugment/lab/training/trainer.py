@@ -21,7 +21,7 @@ from metaaugment.lab.training.evaluation import evaluate
 from metaaugment.lab.training.interruption import Interrupted, Interruption
 from metaaugment.lab.training.log import LOG, Log, Row
 from metaaugment.lab.training.look import Look
-from metaaugment.lab.training.machine import UNKNOWN, commit, continued
+from metaaugment.lab.training.machine import commit, commits, continued
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.policy import as_policy
@@ -104,7 +104,7 @@ class Trainer:
         self.seconds = 0.0  # spent on the steps of the epoch under way
         self.sums = torch.zeros(3, dtype=torch.float64, device=train.device)
         self._iterates: Learner | None = None  # whose steps `_iterate` makes
-        self.commit: str | None = None  # of the code that trains it, or several in turn
+        self.commits: list[str] = []  # of the code that trains it, in turn
         self.threads: int | None = None  # with which its last checkpoint was computed
         self.learner, self.policy_optimizer = self._begin(0, None)
 
@@ -112,7 +112,7 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end, or until a signal asks to stop: then a checkpoint is written and `Interrupted` raised."""
-        self.commit = continued(self.commit, commit())
+        self.commits = continued(self.commits, commit())
         with Interruption() as interruption:
             self._start_streams()
             self._tell(lambda watcher: watcher.began(self))
@@ -297,7 +297,7 @@ class Trainer:
             "step": self.step,
             "seconds": self.seconds,
             "identity": self.identity,
-            "commit": self.commit,
+            "commit": self.commits,
             "threads": torch.get_num_threads(),
             "log": self.log.rows,
             "sums": self.sums,
@@ -327,8 +327,7 @@ class Trainer:
             if len(of_each) == world_size() > 1:
                 tally.copy_(of_each[rank()])  # else the first process has the sum, and the others begin anew
         self.sums.copy_(state["sums"])
-        found = state.get("commit", UNKNOWN)  # which older checkpoints do not say
-        self.commit = None if found is None else str(found)
+        self.commits = commits(state.get("commit"))  # which older checkpoints do not say
         self.threads = state.get("threads")  # nor this
         if self.look is not None:
             self.look.load_state_dict(state.get("look", {}))

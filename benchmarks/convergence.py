@@ -1,5 +1,7 @@
 """Theorems 1 and 2, measured: how two averages of squared gradients fall with the horizon T.
 
+    python benchmarks/convergence.py --out results/convergence
+
 The theorems run Algorithm 1 for T iterations, with step sizes that are fixed by T,
 
     α = c log T / T,    β = √(c' log log T / T),    γ = c'' log T / T,
@@ -27,15 +29,17 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 import torch
+import tyro
 from jaxtyping import Float
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.progress import track
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.optim import SGD
@@ -47,14 +51,15 @@ from metaaugment.guard.gradients import norm
 from metaaugment.guard.replay import seeded
 from metaaugment.lab.data import Images, dataset
 from metaaugment.lab.data.splits import Split
-from metaaugment.lab.seeds import INITIAL, MAGNITUDES, derived_seed
+from metaaugment.lab.report.picture import save
+from metaaugment.lab.seeds import INITIAL, derived_seed
 from metaaugment.lab.training.json_file import write_json
 from metaaugment.lab.training.machine import commit, machine
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.ops import INDEX, MAX_MAGNITUDE
 from metaaugment.policy import Around, PolicyNetwork
-from metaaugment.sampler import StillSampler
+from metaaugment.sampler import Sampler
 from metaaugment.transformation import Transformation
 
 Eyes = Literal["own", "shared"]
@@ -65,6 +70,7 @@ HORIZONS = tuple(2**k for k in range(8, 14))
 # average does not fall.
 CLASSES, PER_CLASS, SIZE, HIDDEN = 3, 7, 8, 8
 FUNCTIONS = ("Identity", "Rotate", "TranslateX", "Contrast")
+MAGNITUDES = 1  # what the seed of magnitudes and signs is derived by
 LOOKS = 4  # iterations of a run at which the constants are measured
 POWER = 10  # iterations for the norm of a Hessian
 
@@ -137,7 +143,7 @@ class Constants:
 # -- a problem on which it holds ---------------------------------------------------------------------------------------
 
 
-class Standing(StillSampler):
+class Standing(Sampler):
     """Each image gets each of the functions, with magnitudes and signs drawn once: the same at every call."""
 
     def __init__(self, images: int, functions: Sequence[str], generator: torch.Generator) -> None:
@@ -249,7 +255,7 @@ class Run:
     seconds: float
 
 
-def run(eyes: Eyes, seed: int, horizon: int, stepped: Callable[[], None] = lambda: None) -> Run:
+def run(eyes: Eyes, seed: int, horizon: int) -> Run:
     """Algorithm 1 for T iterations, measured; it starts the same way for every T."""
     started, problem, rates = time.perf_counter(), Problem.of(eyes, seed), Rates.at(horizon)
     learner = problem.learner
@@ -273,8 +279,7 @@ def run(eyes: Eyes, seed: int, horizon: int, stepped: Callable[[], None] = lambd
         task.step()
         task.zero_grad()
         drift.append(0.0 if before is None else added(problem, seen, before) / rates.gamma)
-        stepped()
-    most = Constants(*(max(getattr(one, name) for one in constants) for name in Constants.__dataclass_fields__))
+    most = Constants(*(max(getattr(one, field.name) for one in constants) for field in fields(Constants)))
     return Run(
         eyes=eyes,
         seed=seed,
@@ -372,29 +377,17 @@ def lengths(vectors: Parameters) -> Float[Tensor, " n"]:
     return torch.stack([v.flatten(1).square().sum(1) for v in vectors.values()]).sum(0).sqrt()
 
 
-# -- all runs ----------------------------------------------------------------------------------------------------------
+# -- what is said of all runs ------------------------------------------------------------------------------------------
 
-
-def study(horizons: Sequence[int], seeds: int, console: Console) -> list[Run]:
-    """All runs one after the other, shortest first, with a bar on a terminal and a line per run elsewhere."""
-    if len(set(horizons)) < 2 or min(horizons) < 3:
-        raise ValueError(
-            f"--horizons is {', '.join(map(str, horizons)) or 'none'}; "
-            "it must be two or more different numbers, each at least 3, where log log T is positive"
-        )
-    if seeds < 1:
-        raise ValueError(f"--seeds is {seeds}; it must be at least 1")
-    horizons = sorted(set(horizons))
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    runs = []
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=sum(horizons) * seeds * len(EYES))
-        for horizon, seed, eyes in itertools.product(horizons, range(seeds), EYES):
-            progress.update(bar, description=f"T = {horizon}, seed {seed}, {eyes} eyes")
-            runs.append(run(eyes, seed, horizon, lambda: progress.advance(bar)))
-            if not console.is_terminal:
-                console.print(f"T = {horizon}, seed {seed}, {eyes} eyes: {runs[-1].seconds:.1f} s")
-    return runs
+Order = Callable[[float], float]
+# The theorem's bound on each average, and a sharper one that holds here by the same proofs. With shared eyes the
+# training average is bounded by a constant, unless the drift is below 0 (the remark after Theorem 2).
+BOUNDS: dict[tuple[Eyes, str], tuple[Order, Order]] = {
+    ("own", "validation"): (validation_rate, lemma_rate),
+    ("shared", "validation"): (validation_rate, lemma_rate),
+    ("own", "training"): (training_rate, exact_training_rate),
+    ("shared", "training"): (lambda horizon: 1.0, exact_training_rate),
+}
 
 
 @dataclass(frozen=True)
@@ -406,17 +399,12 @@ class Slope:
     mean: float  # over seeds
     deviation: float | None
     theorem: float  # of the bound that the theorem states, fitted over the same horizons
-    sharper: float  # of a bound that holds here by the same proofs
+    sharper: float
 
 
-# The theorem's bound on each average, and a sharper one. With shared eyes the training average is bounded by a
-# constant, unless the drift is below 0 (the remark after Theorem 2).
-BOUNDS: dict[tuple[Eyes, str], tuple[Callable[[float], float], Callable[[float], float]]] = {
-    ("own", "validation"): (validation_rate, lemma_rate),
-    ("shared", "validation"): (validation_rate, lemma_rate),
-    ("own", "training"): (training_rate, exact_training_rate),
-    ("shared", "training"): (lambda horizon: 1.0, exact_training_rate),
-}
+def slope(horizons: Sequence[float], values: Sequence[float]) -> float:
+    """The exponent a of the power T^a that fits best, by least squares in logarithms."""
+    return statistics.linear_regression([math.log(t) for t in horizons], [math.log(v) for v in values]).slope
 
 
 def slopes(runs: Sequence[Run]) -> list[Slope]:
@@ -432,20 +420,83 @@ def slopes(runs: Sequence[Run]) -> list[Slope]:
     return found
 
 
-def slope(horizons: Sequence[float], values: Sequence[float]) -> float:
-    """The exponent a of the power T^a that fits best, by least squares in logarithms."""
-    return statistics.linear_regression([math.log(t) for t in horizons], [math.log(v) for v in values]).slope
+def in_words(runs: Sequence[Run]) -> Iterator[str]:
+    """A line on each slope, and on what Theorem 2's bias comes to."""
+    for one in slopes(runs):
+        deviation = "" if one.deviation is None else f" ± {one.deviation:.3f}"
+        yield (
+            f"{one.average}, {one.eyes} eyes: falls as T^{one.mean:.3f}{deviation}; "
+            f"the theorem's bound as T^{one.theorem:.3f}, the sharper one as T^{one.sharper:.3f}"
+        )
+    shared = [run for run in runs if run.eyes == "shared"]
+    drift = [run.drift for run in shared]
+    yield (
+        f"bias of shared eyes: Theorem 2 allows up to {allowed(runs):.3g}; changing weights added {min(drift):.1e} to "
+        f"{max(drift):.1e}, and the whole training average is {max(run.training for run in shared):.1e} or less"
+    )
+    if late := sorted({run.horizon for run in runs if max(run.conditions) >= 1}):
+        yield f"not yet sufficiently large for the theorems, under the constants seen: T = {', '.join(map(str, late))}"
 
 
-def write(file: Path, runs: Sequence[Run]) -> Path:
-    """Everything that was measured, with what it was measured on, as JSON."""
-    record = {
-        "commit": commit(),
-        "machine": machine("cpu"),
-        "seconds": sum(one.seconds for one in runs),
-        "slopes": [asdict(one) for one in slopes(runs)],
-        "runs": [asdict(one) for one in runs],
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, record)
-    return file
+def allowed(runs: Sequence[Run]) -> float:
+    """The largest bias that Theorem 2 allows, over the runs with shared eyes."""
+    return max(run.bias for run in runs if run.eyes == "shared")
+
+
+def figure(runs: Sequence[Run]) -> Figure:
+    """Both averages and the distance that θ moves, against T, beside the orders of their bounds; all with slopes."""
+    drawing = Figure(figsize=(12.5, 4), layout="constrained")
+    validation, training, moved = drawing.subplots(1, 3)
+    orders = {r"$\log T/\sqrt{T\log\log T}$, theorems": validation_rate, r"$(\log T/T)^2$, Lemma 1": lemma_rate}
+    panel(validation, runs, "validation", orders)
+    validation.set_title(r"average of $\|\nabla_\theta L^{val}(\hat w_t(\theta_t))\|^2$")
+    orders = {r"$\log\log T/\log T$, Theorem 1": training_rate, r"$1/\log T$, no variance": exact_training_rate}
+    panel(training, runs, "training", orders)
+    training.set_title(r"average of $\|\nabla_w L^{tr}(w_t, \theta_{t+1})\|^2$")
+    bias = f"Theorem 2 lets shared eyes\nkeep up to {allowed(runs):.2g}"
+    training.text(0.04, 0.05, bias, transform=training.transAxes, fontsize=8)
+    panel(moved, runs, "moved", {r"$T\alpha\beta$, Lemma 1": moved_rate})
+    moved.set_title(r"$\|\theta_T - \theta_0\|$, how far the policy moves")
+    return drawing
+
+
+def panel(axes: Axes, runs: Sequence[Run], name: str, orders: dict[str, Order]) -> None:
+    """Geometric means, whose slope is the mean slope of the seeds, and deviations; orders start where own eyes do."""
+    horizons = sorted({run.horizon for run in runs})
+    drawn = []
+    for eyes in EYES:
+        values = [[getattr(r, name) for r in runs if r.eyes == eyes and r.horizon == horizon] for horizon in horizons]
+        means = [statistics.geometric_mean(some) for some in values]
+        spread = [statistics.stdev(some) if len(some) > 1 else 0.0 for some in values]
+        label = f"{eyes} eyes: {slope(horizons, means):.3f}"
+        axes.errorbar(horizons, means, spread, marker="o", markersize=4, capsize=3, label=label)
+        drawn.append(means)
+    for (said, order), style in zip(orders.items(), ("--", ":"), strict=False):
+        line = [order(horizon) * drawn[0][0] / order(horizons[0]) for horizon in horizons]
+        axes.plot(horizons, line, style, color="grey", label=f"{said}: {slope(horizons, line):.3f}")
+    axes.margins(y=0.12)
+    axes.set(xscale="log", yscale="log", xlabel="T")
+    axes.set_xticks(horizons, [str(horizon) for horizon in horizons])
+    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    axes.legend(fontsize=8, title="slopes", title_fontsize=8)
+
+
+def main(horizons: tuple[int, ...] = HORIZONS, seeds: int = 3, out: Path | None = None) -> None:
+    """Eleven minutes on two cores. With --out DIR, the figures and a picture of them are kept there.
+
+    Two horizons or more, each at least 3, where log log T is positive.
+    """
+    code = commit()
+    todo = list(itertools.product(sorted(set(horizons)), range(seeds), EYES))
+    runs = [run(eyes, seed, horizon) for horizon, seed, eyes in track(todo, "shortest first")]
+    print(*in_words(runs), sep="\n")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        found = {"slopes": [asdict(one) for one in slopes(runs)], "runs": [asdict(one) for one in runs]}
+        seconds = sum(one.seconds for one in runs)
+        write_json(out / "convergence.json", {"commit": code, "machine": machine("cpu"), "seconds": seconds, **found})
+        save(figure(runs), out / "convergence.png")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
