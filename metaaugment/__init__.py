@@ -14,12 +14,13 @@ from metaaugment.policy import (
     CluePolicy,
     FeaturePolicy,
     LabelPolicy,
+    Policy,
     PolicyNetwork,
     RegressingPolicy,
     RejectingPolicy,
     UniformPolicy,
 )
-from metaaugment.sampler import IdentitySampler, TransformationSampler, UniformSampler
+from metaaugment.sampler import IdentitySampler, Sampler, TransformationSampler, UniformSampler
 from metaaugment.transformation import Transformation, apply
 from metaaugment.version import __version__ as __version__
 
@@ -36,9 +37,11 @@ __all__ = [
     "LearnedPolicy",
     "Learner",
     "Observation",
+    "Policy",
     "PolicyNetwork",
     "RegressingPolicy",
     "RejectingPolicy",
+    "Sampler",
     "Transformation",
     "TransformationSampler",
     "UniformPolicy",

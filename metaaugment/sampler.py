@@ -235,9 +235,6 @@ class IdentitySampler(Sampler):
         return Transformation.draw(identity, identity, generator)
 
 
-StillSampler = Sampler  # its name before 0.2
-
-
 def draw_pairs(
     probabilities: Float[Tensor, "K K"], n: int, generator: torch.Generator | None = None
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:

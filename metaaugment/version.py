@@ -1,3 +1,3 @@
 """The version of this package, in a module of its own: the list of public names imports everything else."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -31,7 +31,7 @@ from metaaugment.lab.data.entry import Entry
 from metaaugment.lab.data.splits import Splits, split
 from metaaugment.lab.experiments.methods import METHODS, Method
 from metaaugment.ops import INDEX
-from metaaugment.sampler import StillSampler
+from metaaugment.sampler import Sampler
 from metaaugment.transformation import Transformation, device_of
 
 
@@ -43,7 +43,7 @@ def read(ask):
     return Splits(train, val, test, ("dark", "bright"), "two colors")
 
 
-class Inverting(StillSampler):
+class Inverting(Sampler):
     def sample(self, n, generator=None):
         first, second = (torch.full((n,), INDEX[name], device=device_of(generator)) for name in ("Invert", "Identity"))
         return Transformation.draw(first, second, generator)

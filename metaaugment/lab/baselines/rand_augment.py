@@ -11,11 +11,11 @@ from torch import Tensor
 from metaaugment.distributed import drawn
 from metaaugment.embedding import K
 from metaaugment.ops import INDEX, Space
-from metaaugment.sampler import StillSampler
+from metaaugment.sampler import Sampler
 from metaaugment.transformation import Transformation, apply, device_of
 
 
-class RandAugmentSampler(StillSampler):
+class RandAugmentSampler(Sampler):
     """One or two of the 14 functions, drawn with replacement, at one magnitude."""
 
     def __init__(self, magnitude: float, functions: int = 2) -> None:

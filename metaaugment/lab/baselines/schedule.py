@@ -8,7 +8,7 @@ import torch
 
 from metaaugment.lab.baselines.found import FoundPolicy, Function, Table
 from metaaugment.ops import INDEX
-from metaaugment.sampler import StillSampler
+from metaaugment.sampler import Sampler
 from metaaugment.transformation import Transformation, device_of
 
 # Probabilities that an image gets at most none, one or two functions.
@@ -55,7 +55,7 @@ class Schedule(FoundPolicy):
         raise AssertionError("an epoch after the last")
 
 
-class ScheduleSampler(StillSampler):
+class ScheduleSampler(Sampler):
     """Goes through a stage's functions in random order, until as many are applied as were drawn for the image.
 
     Each is applied with its own probability. `update` is called once per epoch and advances the schedule.

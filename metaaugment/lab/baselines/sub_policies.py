@@ -6,7 +6,7 @@ import torch
 
 from metaaugment.lab.baselines.found import FoundPolicy, Function, Table
 from metaaugment.ops import INDEX
-from metaaugment.sampler import StillSampler
+from metaaugment.sampler import Sampler
 from metaaugment.transformation import Transformation, device_of
 
 
@@ -24,7 +24,7 @@ class SubPolicies(FoundPolicy):
                 self.check_level(function)
 
 
-class SubPolicySampler(StillSampler):
+class SubPolicySampler(Sampler):
     """Draws one sub-policy per image, all equally likely, and whether each of its two functions is applied."""
 
     def __init__(self, policy: SubPolicies) -> None:

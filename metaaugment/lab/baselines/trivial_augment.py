@@ -4,13 +4,13 @@ import torch
 
 from metaaugment.embedding import K
 from metaaugment.ops import INDEX, MAX_MAGNITUDE
-from metaaugment.sampler import StillSampler
+from metaaugment.sampler import Sampler
 from metaaugment.transformation import Transformation, device_of
 
 STRENGTHS = 31
 
 
-class TrivialAugmentSampler(StillSampler):
+class TrivialAugmentSampler(Sampler):
     """Its 14 functions are the paper's; the second function of each pair is Identity."""
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:

@@ -37,7 +37,7 @@ from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.ops import INDEX, MAX_MAGNITUDE, OPS
 from metaaugment.policy import UniformPolicy
-from metaaugment.sampler import StillSampler
+from metaaugment.sampler import Sampler
 from metaaugment.transformation import Transformation
 
 # DADA's 15, in its order: of a pair, the function listed first is applied first. Identity means "not applied".
@@ -232,7 +232,7 @@ def logistic_given(p: Tensor, above: Bool[Tensor, "n 2"], u: Tensor) -> Tensor:
 # -- in the loop -------------------------------------------------------------------------------------------------------
 
 
-class RelaxedSampler(StillSampler):
+class RelaxedSampler(Sampler):
     """Draws from a relaxed policy; the draws stay with the transformations that they chose."""
 
     def __init__(self, policy: RelaxedPolicy) -> None:
