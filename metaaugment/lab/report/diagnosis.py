@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from metaaugment.lab.experiments.diagnosis import Diagnosis
-from metaaugment.lab.report.picture import COLORS, INK, Picture, drawn
+from metaaugment.lab.report.picture import COLORS, INK, Picture, drawing, panel
 
 PREDICTED, NOISE = "What can be predicted", "How far two draws agree"
 
@@ -31,7 +31,7 @@ def _row(words: str, value: object) -> str:
     return f"{words:40}{value!s:>12}"
 
 
-@drawn
+@drawing()
 def picture(found: Diagnosis, done: int | None = None) -> Picture:
     """What can be predicted beside what is captured, and the noise of the validation images, in one picture.
 
@@ -49,12 +49,12 @@ def picture(found: Diagnosis, done: int | None = None) -> Picture:
     return Picture("diagnosis", "Does it learn, and could it learn more?", reading, words, figure)
 
 
-@drawn
+@drawing()
 def panels(found: Diagnosis) -> list[Picture]:
     """The same as two pictures, side by side on a page and one below the other on a phone."""
-    left, right = (Figure(figsize=(4.4, 3.1), layout="constrained") for _ in range(2))
-    _draw_predicted(left.subplots(), found)
-    _draw_noise(right.subplots(), found)
+    (left, predicted), (right, noise) = panel(4.4, 3.1), panel(4.4, 3.1)
+    _draw_predicted(predicted, found)
+    _draw_noise(noise, found)
     captured = "" if found.captured is None else " The line is the correlation of the policy's outputs."
     return [
         Picture(
