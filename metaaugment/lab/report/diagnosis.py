@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from metaaugment.lab.experiments.diagnosis import Diagnosis
 from metaaugment.lab.report.picture import COLORS, INK, Picture, drawing, panel
 
+TITLE = "Does it learn, and could it learn more?"
 PREDICTED, NOISE = "What can be predicted", "How far two draws agree"
 
 
@@ -42,11 +43,14 @@ def picture(found: Diagnosis, done: int | None = None) -> Picture:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_predicted(left, found)
     _draw_noise(right, found)
-    reading = found.verdict()
+    said = reading(found, done)
+    return Picture("diagnosis", TITLE, said, f"{said} {_predicted_words(found)} {_noise_words(found)}", figure)
+
+
+def reading(found: Diagnosis, done: int | None) -> str:
     if found.epoch is not None and done is not None and found.epoch < done:
-        reading = f"Measured after epoch {found.epoch}, and the run has {done} by now: {reading}"
-    words = f"{reading} {_predicted_words(found)} {_noise_words(found)}"
-    return Picture("diagnosis", "Does it learn, and could it learn more?", reading, words, figure)
+        return f"Measured after epoch {found.epoch}, and the run has {done} by now: {found.verdict()}"
+    return found.verdict()
 
 
 @drawing()

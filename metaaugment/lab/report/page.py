@@ -16,15 +16,14 @@ from torch import Tensor
 
 import metaaugment
 from metaaugment.files.atomic import write_atomically
-from metaaugment.lab.report import curves, diagnosis, learned, runs
+from metaaugment.lab.report import curves, diagnosis, learned, preferences, runs
 from metaaugment.lab.report.comparison import Group, alike, groups, repeated, table, unlike
 from metaaugment.lab.report.concerns import concerns
 from metaaugment.lab.report.picture import ABOVE, BELOW, COLORS, Picture, tint
-from metaaugment.lab.report.preferences import by_class, by_function, extremes, single
+from metaaugment.lab.report.preferences import by_function, extremes, single
 from metaaugment.lab.report.runs import Run
 from metaaugment.lab.report.seen import Card, Seen
 from metaaugment.lab.words import printable
-from metaaugment.ops import PAPER_OPS
 
 GENERATOR = "metaaugment report"
 PRECISION = 1000  # p is written in this many parts of the uniform probability
@@ -68,27 +67,6 @@ class Policy:
         return found + ([learned.marginals(p[-1], int(epochs[-1]))] if len(epochs) else [])
 
     @cached_property
-    def diagnosis(self) -> Picture | None:
-        found, rows = self.run.diagnosis, self.run.rows
-        return None if found is None else diagnosis.picture(found, rows[-1]["epoch"] if rows else None)
-
-    @property
-    def diagnosis_panels(self) -> list[Picture]:
-        return [] if self.run.diagnosis is None else diagnosis.panels(self.run.diagnosis)
-
-    @cached_property
-    def magnitudes(self) -> list[Picture]:
-        return [learned.weight_by_magnitude(self.seen, [one]) for one in by_function(self.seen)] if self.seen else []
-
-    @cached_property
-    def classes(self) -> Picture | None:
-        return None if self.seen is None else learned.classes(self.seen)
-
-    @property
-    def classes_left_out(self) -> str:
-        return "" if self.seen is None else by_class(self.seen).left_out()
-
-    @cached_property
     def samples(self) -> dict[str, list[Card]]:
         """The samples to show, of each kind."""
         return {} if self.seen is None else learned.cards(self.seen, self.run.count("size"))
@@ -99,15 +77,16 @@ class Policy:
         if len(epochs) and not single(p[-1]):
             yield learned.distribution(p[-1], int(epochs[-1]))
         yield from self.pictures
-        if self.diagnosis is not None:
-            yield self.diagnosis
-        if self.seen is not None:
-            yield learned.weight_by_magnitude(self.seen, list(by_function(self.seen)), columns=5)
-            if len(self.seen.pictures.sample) >= 4:
-                yield learned.samples(self.samples, self.seen.epoch)
-                yield learned.contrasts(self.samples)
-        if self.classes is not None:
-            yield self.classes
+        if self.run.diagnosis is not None:
+            yield diagnosis.picture(self.run.diagnosis, self.run.done)
+        if self.seen is None:
+            return
+        yield learned.weight_by_magnitude(self.seen, list(by_function(self.seen)), columns=5)
+        if len(self.seen.pictures.sample) >= 4:
+            yield learned.samples(self.samples, self.seen.epoch)
+            yield learned.contrasts(self.samples)
+        if (classes := learned.classes(self.seen)) is not None:
+            yield classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,12 +174,13 @@ class Report:
         return environment.get_template("page.html").render(
             report=self,
             alike=alike(self.groups),
-            names=[op.name for op in PAPER_OPS],
+            learned=learned,
+            diagnosis=diagnosis,
+            preferences=preferences,
             colors=COLORS,
             above=ABOVE,
             below=BELOW,
             precision=PRECISION,
-            contrast_titles=learned.CONTRAST_TITLES,
             generator=GENERATOR,
             version=metaaugment.__version__,
             made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S"),
