@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,7 +37,6 @@ class Policy:
 
     group: Group
     run: Run
-    number: int  # on the page
 
     @property
     def seen(self) -> Seen | None:
@@ -95,7 +95,6 @@ class DataPart:
 
     name: str
     groups: list[Group]
-    number: int
 
     @cached_property
     def table(self) -> list[Any]:
@@ -137,11 +136,8 @@ class Report:
 
     @cached_property
     def data(self) -> list[DataPart]:
-        names = list(dict.fromkeys(group.runs[0].dataset for group in self.groups))
-        return [
-            DataPart(name, [group for group in self.groups if group.runs[0].dataset == name], number)
-            for number, name in enumerate(names, 1)
-        ]
+        names = dict.fromkeys(group.runs[0].dataset for group in self.groups)
+        return [DataPart(name, [group for group in self.groups if group.runs[0].dataset == name]) for name in names]
 
     @cached_property
     def policies(self) -> list[Policy]:
@@ -149,7 +145,7 @@ class Report:
         for group in self.groups:
             runs = [run for run in group.runs if run.seen or len(run.distributions[0]) or len(run.quantiles[0])]
             if runs:
-                found.append(Policy(group, max(runs, key=lambda run: run.seen is not None), len(found) + 1))
+                found.append(Policy(group, max(runs, key=lambda run: run.seen is not None)))
         return found
 
     @cached_property
@@ -198,8 +194,9 @@ class Report:
         parts = [(part.name, part.pictures(legend=True)) for part in self.data]
         parts += [(policy.run.folder.resolve().name, policy.files()) for policy in self.policies]
         for place, (name, pictures) in enumerate(parts, 1):
+            name = re.sub(r"[^\w.-]", "-", name)
             for picture in pictures:
-                picture.save(folder, f"{place}-{_file_name(name)}-{picture.name}")
+                picture.save(folder, f"{place}-{name}-{picture.name}")
 
 
 def check_out(file: Path) -> None:
@@ -234,7 +231,3 @@ def _cells(relative: np.ndarray, reach: float) -> list[list[tuple[str, str]]]:
         ]
         for row, row_colors in zip(whole, colors, strict=True)
     ]
-
-
-def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)

@@ -79,7 +79,7 @@ class Seen:
         side = side or shown.images.shape[-1]
         card = Card(
             shown.images[place], shown.originals[place], self.name(int(self.label[sample])),
-            describe(self.transformation[sample], self.space, side, side), self.weight[sample], self.loss[sample],
+            describe(self.transformation[sample], self.space, side, side), float(self.weight[sample]), float(self.loss[sample]),
         )  # fmt: skip
         if shown.negatives is None:
             return card
