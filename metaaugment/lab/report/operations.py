@@ -57,14 +57,11 @@ def level_rows(space: str | Space, size: int, magnitudes: Sequence[float] = rang
 
 def describe(transformation: Transformation, space: str | Space, height: int, width: int) -> Sequence[str]:
     """The two functions of one transformation in words: "Rotate 12", with the argument the space gives."""
-    space = find_space(space)
-    lines = []
-    for place, index in enumerate((transformation.first, transformation.second)):
-        op = OPS[int(index)]
-        magnitude, sign = transformation.magnitudes[:, place].double(), transformation.signs[:, place]
-        argument = space.arguments(index, magnitude, sign, height, width)
-        lines.append(f"{op.name} {float(argument[0]):.3g}" if op.magnitude else op.name)
-    return lines
+    t, functions = transformation, torch.stack([transformation.first, transformation.second], -1)
+    arguments = find_space(space).arguments(functions, t.magnitudes.double(), t.signs, height, width)
+    ops = [OPS[index] for index in functions.flatten().tolist()]
+    pairs = zip(ops, arguments.flatten().tolist(), strict=True)
+    return [f"{op.name} {argument:.3g}" if op.magnitude else op.name for op, argument in pairs]
 
 
 def print_table(space: str | Space, size: int) -> None:

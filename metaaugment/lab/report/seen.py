@@ -77,10 +77,9 @@ class Seen:
         """The sample at a place among the pictures; `side`: of the images in pixels, if they are shown smaller."""
         shown, sample = self.pictures, self.pictures.sample[place]
         side = side or shown.images.shape[-1]
-        card = Card(
-            shown.images[place], shown.originals[place], self.name(int(self.label[sample])),
-            describe(self.transformation[sample], self.space, side, side), float(self.weight[sample]), float(self.loss[sample]),
-        )  # fmt: skip
+        label, functions = int(self.label[sample]), describe(self.transformation[sample], self.space, side, side)
+        weight, loss = float(self.weight[sample]), float(self.loss[sample])
+        card = Card(shown.images[place], shown.originals[place], self.name(label), functions, weight, loss)
         if shown.negatives is None:
             return card
         other = self.name(shown.negative_labels[place])
