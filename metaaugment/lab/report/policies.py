@@ -90,9 +90,8 @@ def learned_in_words(policy: LearnedPolicy) -> Iterator[str]:
 def network_in_words(about: Mapping[str, Any]) -> Iterator[str]:
     """What the file of an exported network says of it; its weights are for `--pretrained`, or any other program."""
     yield "format       safetensors, an exported task network"
-    for name, value in about.items():
-        if name != "provenance":
-            yield f"{name:12} {_said(value)}"
+    for name in sorted(about.keys() - {"provenance"}):
+        yield f"{name:12} {_said(about[name])}"
     yield from _origin(about["provenance"])
 
 
