@@ -18,7 +18,6 @@ from torch.optim import Adam
 
 import metaaugment as ma
 from metaaugment.files import sealed
-from metaaugment.lab import cli
 from metaaugment.lab.data import DataSet, Images
 from metaaugment.lab.data.batches import Reader
 from metaaugment.lab.experiments import run as training
@@ -299,7 +298,6 @@ def test_methods_on_other_images_or_for_other_epochs_say_so(
 
 def test_labels_say_which_policy_a_run_is_under_and_where_held_back_images_are_from(tmp_path: Path) -> None:
     write_run(tmp_path / "a", method="baseline", held_back=0.2)
-    older = {"epochs": 4, "method": "baseline", "seed": 1, "name": "digits", "dataset": "digits", "held_back": 0.2}
     write_run(tmp_path / "b", method="randaugment", held_back=0.2, held_back_from="training")
     write_run(tmp_path / "c", policy="mine.safetensors", held_back=0.2)
     labels = [group.label for group in comparison.groups(runs.find([tmp_path])[0])]
@@ -307,9 +305,6 @@ def test_labels_say_which_policy_a_run_is_under_and_where_held_back_images_are_f
         "digits · randaugment · held back from training",
         "digits · metaaugment · policy mine.safetensors",
     ]
-    (tmp_path / "a" / "recipe.json").write_text(json.dumps(older))
-    a, c = (runs.read(tmp_path / name) for name in "ac")
-    assert not comparison._differ([a, c], "held_back_from"), "an older run lacks the field, and has its default"
 
 
 def test_labels_leave_out_what_the_recipe_has_itself(tmp_path: Path) -> None:
@@ -488,7 +483,7 @@ def test_a_method_has_the_curves_of_what_it_logs(tmp_path: Path) -> None:
     (data,) = Report.of([tmp_path]).data
     every = [run for group in data.groups for run in group.runs]
     assert {run.method: {key for key in curves.READINGS if curves.has(run, key)} for run in every} == wanted
-    assert "is 0.8 in epoch 1." in next(p for p in data.pictures if p.name == "controller_entropy").words
+    assert "is 0.8 in epoch 1." in next(p for p in data.pictures(legend=False) if p.name == "controller_entropy").words
 
 
 def test_one_epoch_is_a_whole_number_with_bands(tmp_path: Path) -> None:
@@ -717,13 +712,4 @@ def test_the_report_says_what_the_policy_of_the_known_answer_learned(tmp_path: P
     words = learned.weight_by_magnitude(seen, [INDEX["TranslateX"]]).words
     assert words == f"TranslateX: mean weight by magnitude 8 to 10 {means[INDEX['TranslateX']].weight:.2f}, of " \
                     f"{means[INDEX['TranslateX']].count} samples."  # fmt: skip
-    assert all("TranslateX" in learned.sample_words(seen, place, 20) for place in learned.shown(seen)["low"][:4])
-
-
-def test_a_frozen_policy_is_called_idle(tmp_path: Path) -> None:
-    """Its weights differ, as those of any network that was just initialized."""
-    quick = ("--size", "16", "--per-class", "20", "--batch", "50", "--epochs", "4", "--policy-lr", "0")
-    cli.main(["train", "digits", *quick, "--out", str(tmp_path / "run")])
-    run = runs.read(tmp_path / "run")
-    assert run.values("effective_samples").max() < 0.999
-    assert [sentence.split(":")[0] for sentence in concerns.concerns(run)] == ["Policy idle"]
+    assert all(card.functions[0].startswith("TranslateX") for card in learned.cards(seen, 20)["low"][:4])

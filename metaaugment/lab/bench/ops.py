@@ -10,19 +10,16 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import torch
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from metaaugment.lab.bench import pillow
-from metaaugment.lab.bench.record import by_turns, check_new, table, write
-from metaaugment.lab.training.machine import choose_device
-from metaaugment.lab.training.terminal import on_terminal
+from metaaugment.lab.bench.record import Columns, begin, by_turns, graphed, show, write
 from metaaugment.ops import OPS, PAPER_OPS, find_space
 from metaaugment.transformation import Transformation, apply
 
@@ -42,19 +39,24 @@ class Figure:
     ours_over_it: float
 
 
+COLUMNS: Columns[Figure] = {
+    "system": lambda f: f.system,
+    "images/s": lambda f: f"{f.images_per_second:,.0f}",
+    "ms per batch": lambda f: f"{1000 * f.n / f.images_per_second:.3f}",
+    "our speedup": lambda f: f"{f.ours_over_it:.2f}",
+}
+
+
 def run(seconds: float, device: str | None, out: Path | None) -> None:
     """Measure, print the table, and write the figures where asked."""
-    check_new(out)
-    device = choose_device(device)
-    console = Console(force_terminal=on_terminal())
-    figures, absent = [], libraries()[1]
-    for n, size in CASES[device]:
-        with console.status(f"{n} images of {size}×{size} on {device}"):
-            compared = compare(n, size, device, seconds)
-        console.print(report(compared))
-        figures += compared
+    device = begin(device, out)
+    cases = {
+        f"{n} images of {size}×{size} on {device}, two functions each": partial(compare, n, size, device, seconds)
+        for n, size in CASES[device]
+    }
+    figures, absent = show(cases, COLUMNS), libraries()[1]
     for name, reason in absent.items():
-        console.print(f"{name} is not compared: {reason}", highlight=False)
+        print(f"{name} is not compared: {reason}")
     write(out, device, figures, absent=absent)
 
 
@@ -63,7 +65,7 @@ def compare(n: int, size: int, device: str, seconds: float) -> list[Figure]:
     images, t = batch(n, size, device)
     systems: dict[str, tuple[int, Callable[[], object]]] = {"metaaugment": (n, lambda: apply(images, t, fill=FILL))}
     if device == "cuda":
-        systems["metaaugment, in a CUDA graph"] = (n, captured(lambda: apply(images, t, fill=FILL)))
+        systems["metaaugment, in a CUDA graph"] = (n, graphed(lambda: apply(images, t, fill=FILL)))
     few = min(n, 64)
     pictures = [to_pillow(image) for image in images[:few]]
     steps = pillow_steps(t[:few], size)
@@ -88,15 +90,6 @@ def batch(n: int, size: int, device: str) -> tuple[Tensor, Transformation]:
     functions = torch.randint(0, len(PAPER_OPS), (2, n), generator=generator)
     t = Transformation.draw(functions[0], functions[1], generator)
     return noisy.clamp(0, 255).to(torch.uint8).to(device), t.to(device)
-
-
-def captured(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as one replayed CUDA graph."""
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
 
 
 # -- Pillow ---------------------------------------------------------------------------------------------------------
@@ -194,15 +187,3 @@ def define_missing_operators() -> None:
 
 
 _LIBRARY: torch.library.Library | None = None
-
-
-# -- what people see ------------------------------------------------------------------------------------------------
-
-
-def report(figures: list[Figure]) -> Table:
-    """The figures of one comparison."""
-    n, size, device = figures[0].n, figures[0].size, figures[0].device
-    title = f"{n} images of {size}×{size} on {device}, two functions each"
-    rates = [(f.system, f.images_per_second, f.ours_over_it) for f in figures]
-    rows = [(system, f"{rate:,.0f}", f"{1000 * n / rate:.3f}", f"{ours:.2f}") for system, rate, ours in rates]
-    return table(title, ("system", "images/s", "ms per batch", "our speedup"), rows)

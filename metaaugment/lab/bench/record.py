@@ -2,20 +2,24 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from metaaugment.lab.training.json_file import write_json
-from metaaugment.lab.training.machine import commit, machine
+from metaaugment.lab.training.machine import choose_device, commit, machine
+from metaaugment.lab.training.terminal import on_terminal
 
 ROUNDS = 7
 Name = TypeVar("Name")
+Figure = TypeVar("Figure")
+Columns = Mapping[str, Callable[[Figure], str]]  # of a table, each with how it words a figure
 
 
 def timed(call: Callable[[], object], times: int, device: str) -> float:
@@ -43,21 +47,44 @@ def by_turns(calls: Mapping[Name, Callable[[], object]], seconds: float, device:
     return {name: statistics.median(one[name] for one in rounds) for name in calls}
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Names in the first column, and numbers in the others."""
-    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for place, column in enumerate(columns):
-        made.add_column(column, justify="right" if place else "left", no_wrap=True)
-    for row in rows:
-        made.add_row(*row)
-    return made
+def graphed(call: Callable[[], object]) -> Callable[[], object]:
+    """The call as one replayed CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return lambda call=call: graph.replay()  # keeps alive what the graph works on
 
 
-def check_new(file: Path | None) -> None:
-    """Refuse to overwrite the figures of another bench, before minutes of measuring; note the commit of the code."""
+def begin(device: str | None, out: Path | None) -> str:
+    """The device to measure on.
+
+    Refuses to overwrite the figures of another bench, before minutes of measuring; notes the commit of the code."""
     commit()
-    if file is not None and file.exists():
-        raise ValueError(f"--out is {file}, which exists already; choose another name, or remove it")
+    if out is not None and out.exists():
+        raise ValueError(f"--out is {out}, which exists already; choose another name, or remove it")
+    return choose_device(device)
+
+
+def show(cases: Mapping[str, Callable[[], Sequence[Figure]]], columns: Columns[Figure]) -> list[Figure]:
+    """Measure each case, and print its figures as a table: names in the first column, and numbers in the others."""
+    console, figures = Console(force_terminal=on_terminal()), []
+    for title, measure in cases.items():
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        for column in columns:
+            table.add_column(column, justify="right" if table.columns else "left", no_wrap=True)
+        with console.status(title):
+            measured = measure()
+        for figure in measured:
+            table.add_row(*(word(figure) for word in columns.values()))
+        console.print(table)
+        figures += measured
+    return figures
 
 
 def write(file: Path | None, device: str, figures: Sequence[Any], **more: object) -> None:

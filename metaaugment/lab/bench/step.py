@@ -4,19 +4,16 @@ import gc
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 from metaaugment.capture import step_of
 from metaaugment.features import feature_dim
-from metaaugment.lab.bench.record import by_turns, check_new, table, write
-from metaaugment.lab.training.machine import choose_device
-from metaaugment.lab.training.terminal import on_terminal
+from metaaugment.lab.bench.record import Columns, begin, by_turns, graphed, show, write
 from metaaugment.learner import Learner
 from metaaugment.networks import network
 from metaaugment.policy import PolicyNetwork
@@ -47,6 +44,15 @@ class Figure:
     memory_over_plain: float | None
 
 
+COLUMNS: Columns[Figure] = {
+    "step": lambda f: f.variant,
+    "ms": lambda f: f"{f.milliseconds:.2f}",
+    "× plain": lambda f: f"{f.over_plain:.2f}",
+    "MiB": lambda f: "–" if f.peak_mib is None else f"{f.peak_mib:,.0f}",
+    "× MiB": lambda f: "–" if f.memory_over_plain is None else f"{f.memory_over_plain:.2f}",
+}
+
+
 def variants(captured: bool) -> list[Variant]:
     """With every=8 a figure is the average over eight steps; `by 8` means eight mini-batches of validation images."""
     joint = [
@@ -64,15 +70,13 @@ def variants(captured: bool) -> list[Variant]:
 
 
 def run(names: tuple[str, ...], batch: int, seconds: float, device: str | None, out: Path | None) -> None:
-    check_new(out)
-    device = choose_device(device)
-    console, figures = Console(force_terminal=on_terminal()), []
-    for name in names or (("wrn-40-2", "wrn-28-10") if device == "cuda" else ("small-cnn",)):
-        with console.status(f"{name}, batch {batch}, on {device}"):
-            measured = measure(name, batch, seconds, device)
-        console.print(report(name, batch, device, measured))
-        figures += measured
-    write(out, device, figures, batch=batch)
+    device = begin(device, out)
+    half = ", bf16" if device == "cuda" else ""
+    cases = {
+        f"{name}, batch {batch}, on {device}{half}": partial(measure, name, batch, seconds, device)
+        for name in names or (("wrn-40-2", "wrn-28-10") if device == "cuda" else ("small-cnn",))
+    }
+    write(out, device, show(cases, COLUMNS), batch=batch)
 
 
 def measure(name: str, batch: int, seconds: float, device: str) -> list[Figure]:
@@ -101,43 +105,47 @@ def again(step: Callable[[], object], times: int) -> Callable[[], object]:
 
 def build(variant: Variant, name: str, batch: int, device: str) -> Callable[[], object]:
     """A step of this kind, to be called repeatedly."""
-    torch.manual_seed(0)
-    half = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
-    layout = torch.channels_last if device == "cuda" else torch.contiguous_format
-    net = network(name, CLASSES).to(device, memory_format=layout)  # type: ignore[call-overload]
-    optimizer = sgd(net.parameters(), 0.1, device)
-
-    def prepare(images: Tensor) -> Tensor:
-        return (images.float() / 255).to(memory_format=layout)
-
-    batches = data(batch, device)
+    task, batches = Task(name, device), data(batch, device)
     if variant.route is None:
-
-        def plain(images: Tensor, labels: Tensor) -> None:
-            with half:
-                loss = F.cross_entropy(net(prepare(images)), labels)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
         if variant.captured:
-            return captured_plain(plain, next(batches))
-        return lambda: plain(*next(batches))
-
-    policy = PolicyNetwork(feature_dim(net)).to(device)
+            return graphed(partial(task.plain_step, *next(batches)))
+        return lambda: task.plain_step(*next(batches))
+    policy = PolicyNetwork(feature_dim(task.network)).to(device)
     learner = Learner(
-        net, TransformationSampler(), policy, route=variant.route, lagged=variant.lagged, every=variant.every,
-        prepare=prepare, part=4 * batch,
+        task.network, TransformationSampler(), policy, route=variant.route, lagged=variant.lagged,
+        every=variant.every, prepare=task.prepare, part=4 * batch,
     )  # fmt: skip
     policy_optimizer = sgd(learner.policy_parameters(), 1e-3, device)
-    step = step_of(learner, optimizer, policy_optimizer, captured=variant.captured)
+    step = step_of(learner, task.optimizer, policy_optimizer, captured=variant.captured)
     validation = batches if variant.validation == 1 else data(variant.validation * batch, device)
+    return task.in_half(lambda: step(*next(batches), validation))
 
-    def joint() -> None:
-        with half:
-            step(*next(batches), validation)
 
-    return joint
+class Task:
+    """A network to train, and its optimizer; on a GPU, under bf16 and with channels last."""
+
+    def __init__(self, name: str, device: str) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        self.layout = torch.channels_last if device == "cuda" else torch.contiguous_format
+        self.network: nn.Module = network(name, CLASSES).to(device, memory_format=self.layout)  # type: ignore[call-overload]
+        self.optimizer = sgd(self.network.parameters(), 0.1, device)
+
+    def prepare(self, images: Tensor) -> Tensor:
+        return (images.float() / 255).to(memory_format=self.layout)
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda")
+
+    def in_half(self, step: Callable[[], object]) -> Callable[[], object]:
+        return self.autocast()(step)
+
+    def plain_step(self, images: Tensor, labels: Tensor) -> None:
+        with self.autocast():
+            loss = F.cross_entropy(self.network(self.prepare(images)), labels)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 def peak(variant: Variant, name: str, batch: int, device: str) -> float | None:
@@ -166,26 +174,3 @@ def data(batch: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
     images = torch.randint(0, 256, (4, batch, 3, 32, 32), dtype=torch.uint8, generator=generator).to(device)
     labels = torch.randint(0, CLASSES, (4, batch), generator=generator).to(device)
     return itertools.cycle(zip(images, labels, strict=True))
-
-
-def captured_plain(step: Callable[..., None], batch: tuple[Tensor, Tensor]) -> Callable[[], object]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step(*batch)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step(*batch)
-    # Keeps alive what the graph works on: the step's network and optimizer, and the batch.
-    return lambda step=step, batch=batch: graph.replay()
-
-
-def report(name: str, batch: int, device: str, figures: list[Figure]) -> Table:
-    title = f"{name}, batch {batch}, on {device}" + (", bf16" if device == "cuda" else "")
-    rows = []
-    for f in figures:
-        memory = ("–", "–") if f.peak_mib is None else (f"{f.peak_mib:,.0f}", f"{f.memory_over_plain:.2f}")
-        rows.append((f.variant, f"{f.milliseconds:.2f}", f"{f.over_plain:.2f}", *memory))
-    return table(title, ("step", "ms", "× plain", "MiB", "× MiB"), rows)

@@ -2,20 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from torch import nn
 
 from metaaugment.capture import step_of
 from metaaugment.embedding import K
 from metaaugment.features import feature_dim
 from metaaugment.lab.bench import step
-from metaaugment.lab.bench.record import by_turns, check_new, table, write
-from metaaugment.lab.training.machine import choose_device
-from metaaugment.lab.training.terminal import on_terminal
+from metaaugment.lab.bench.record import Columns, begin, by_turns, show, write
 from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.learned.source import Source
 from metaaugment.learner import Learner
@@ -36,22 +32,27 @@ class Figure:
     over_plain: float
 
 
+COLUMNS: Columns[Figure] = {
+    "step": lambda f: f.step,
+    "ms": lambda f: f"{f.milliseconds:.2f}",
+    "× plain": lambda f: f"{f.over_plain:.2f}",
+}
+
+
 def run(batch: int, seconds: float, device: str | None, out: Path | None) -> None:
-    check_new(out)
-    device = choose_device(device)
-    console, figures = Console(force_terminal=on_terminal()), []
-    for name, eyes in PAIRS[device]:
-        with console.status(f"{name} under a policy that sees through {eyes}, batch {batch}, on {device}"):
-            measured = measure(name, eyes, batch, seconds, device)
-        console.print(report(measured, batch, device))
-        figures += measured
-    write(out, device, figures, batch=batch)
+    device = begin(device, out)
+    cases = {
+        f"{name} under a policy with {eyes}, batch {batch}, on {device}": partial(
+            measure, name, eyes, batch, seconds, device
+        )
+        for name, eyes in PAIRS[device]
+    }
+    write(out, device, show(cases, COLUMNS), batch=batch)
 
 
 def measure(name: str, eyes: str, batch: int, seconds: float, device: str) -> list[Figure]:
-    """Plain, under the whole policy, and under its p alone, in turns. Policy and eyes must stay unchanged."""
+    """Plain, under the whole policy, and under its p alone, in turns."""
     policy = untrained(eyes).to(device)
-    before = [value.clone() for value in _tensors(policy)]
     captured = device == "cuda"
     steps = {
         "plain": step.build(step.Variant("plain", captured=captured), name, batch, device),
@@ -62,7 +63,6 @@ def measure(name: str, eyes: str, batch: int, seconds: float, device: str) -> li
         for _ in range(8):  # warm up, capture
             one()
     median = by_turns(steps, seconds, device)
-    assert all(torch.equal(one, other) for one, other in zip(before, _tensors(policy), strict=True))
     return [Figure(name, eyes, what, 1000 * value, value / median["plain"]) for what, value in median.items()]
 
 
@@ -79,32 +79,11 @@ def untrained(eyes: str) -> LearnedPolicy:
 
 
 def build(policy: LearnedPolicy, name: str, batch: int, device: str) -> Callable[[], object]:
-    torch.manual_seed(0)
-    layout = torch.channels_last if device == "cuda" else torch.contiguous_format
-    net: nn.Module = network(name, step.CLASSES).to(device, memory_format=layout)  # type: ignore[call-overload]
-    optimizer = step.sgd(net.parameters(), 0.1, device)
+    task, batches = step.Task(name, device), step.data(batch, device)
     sampler, frozen, extractor = policy.parts((0.0,) * 3, (1.0,) * 3)
     learner = Learner(
-        net, sampler, frozen, extractor=extractor, space=policy.space, fill=policy.source.fill,
-        prepare=lambda images: (images.float() / 255).to(memory_format=layout),
+        task.network, sampler, frozen, extractor=extractor, space=policy.space, fill=policy.source.fill,
+        prepare=task.prepare,
     )  # fmt: skip
-    half = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
-    batches = step.data(batch, device)
-    one = step_of(learner, optimizer, captured=device == "cuda")
-
-    def transferred() -> None:
-        with half:
-            one(*next(batches))
-
-    return transferred
-
-
-def _tensors(policy: LearnedPolicy) -> list[torch.Tensor]:
-    return [policy.probabilities, *(value for module in policy.modules for value in module.state_dict().values())]
-
-
-def report(figures: list[Figure], batch: int, device: str) -> Table:
-    one = figures[0]
-    title = f"{one.network} under a policy with {one.eyes}, batch {batch}, on {device}"
-    rows = [(figure.step, f"{figure.milliseconds:.2f}", f"{figure.over_plain:.2f}") for figure in figures]
-    return table(title, ("step", "ms", "× plain"), rows)
+    one = step_of(learner, task.optimizer, captured=device == "cuda")
+    return task.in_half(lambda: one(*next(batches)))

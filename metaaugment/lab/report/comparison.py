@@ -3,8 +3,10 @@
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import combinations, combinations_with_replacement, product
 from typing import Any
 
 import numpy as np
@@ -38,20 +40,22 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
     Labels name the settings that tell groups of one recipe and method apart, unless they have the recipe's own value.
     """
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        found.setdefault(_key(run), []).append(run)
-    members = [_by_seed(group) for group in found.values()]
+    members = [_by_seed(group) for group in _by(_key, runs)]
     counted = [group for group, _ in members]
     return [Group(_label(group, counted), group, again) for group, again in members]
 
 
+def _by(key: Callable[[Run], str], runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs with the same key together, in the order of their firsts."""
+    found = defaultdict(list)
+    for run in runs:
+        found[key(run)].append(run)
+    return list(found.values())
+
+
 def _by_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """One run per seed, the first of those that got furthest, and all others: they are no further evidence."""
-    seeds: dict[str, list[Run]] = {}
-    for run in runs:
-        seeds.setdefault(_seed(run), []).append(run)
-    counted = [max(same, key=lambda run: len(run.rows)) for same in seeds.values()]
+    counted = [max(same, key=lambda run: len(run.rows)) for same in _by(_seed, runs)]
     return counted, [run for run in runs if run not in counted]
 
 
@@ -67,8 +71,7 @@ def _key(run: Run) -> str:
 
 
 def _fingerprint(run: Run) -> Any:
-    data = (run.result or {}).get("data")
-    return data.get("fingerprint") if isinstance(data, dict) else None
+    return run.told("data").get("fingerprint")
 
 
 def _label(group: Sequence[Run], members: Sequence[Sequence[Run]]) -> str:
@@ -93,9 +96,7 @@ def _label(group: Sequence[Run], members: Sequence[Sequence[Run]]) -> str:
 
 def _own(run: Run) -> dict[str, Any]:
     """The named recipe's own values, which need no mention; for an unknown name, the defaults of all recipes."""
-    if run.name in RECIPES:
-        return RECIPES[run.name]().to_json()
-    return DEFAULTS
+    return RECIPES[run.name]().to_json() if run.name in RECIPES else DEFAULTS
 
 
 def _setting(run: Run, key: str) -> str:
@@ -127,12 +128,10 @@ def repeated(together: Sequence[Group]) -> list[str]:
 
 def _same(run: Run, other: Run) -> bool:
     """Whether two runs are the same as far as both have got."""
+    ends = {(one.accuracy("test"), one.accuracy("held_back")) for one in (run, other) if one.result is not None}
     shared = min(len(run.rows), len(other.rows))
-    ends = [(one.test_accuracy, one.held_back_accuracy) for one in (run, other) if one.result is not None]
-    courses = all(
-        np.array_equal(run.values(key)[:shared], other.values(key)[:shared], equal_nan=True) for key in FIGURES
-    )
-    return courses and len(set(ends)) <= 1
+    one, two = (np.array([each.values(key)[:shared] for key in FIGURES]) for each in (run, other))
+    return np.array_equal(one, two, equal_nan=True) and len(ends) <= 1
 
 
 def unlike(together: Sequence[Group]) -> list[str]:
@@ -144,11 +143,8 @@ def unlike(together: Sequence[Group]) -> list[str]:
     images = _differ(runs, *IMAGES) or any(_other_images(known[0], run) for run in known)
     differences = ["on the same images"] if images else []
     differences += ["for the same number of epochs"] if _differ(runs, "epochs") else []
-    if not differences:
-        return []
-    return [
-        f"These runs were not trained {', nor '.join(differences)}: their figures may differ for that reason alone."
-    ]
+    said = f"These runs were not trained {', nor '.join(differences)}: their figures may differ for that reason alone."
+    return [said] if differences else []
 
 
 @dataclass(frozen=True)
@@ -169,8 +165,10 @@ def table(together: Sequence[Group]) -> list[Line]:
     lines = []
     for group in together:
         runs = group.runs
-        test = [100 * run.test_accuracy for run in runs if run.test_accuracy is not None]
-        held_back = [100 * run.held_back_accuracy for run in runs if run.held_back_accuracy is not None]
+        test, held_back = (
+            [100 * share for run in runs if (share := run.accuracy(images)) is not None]
+            for images in ("test", "held_back")
+        )
         last = [100 * values[-1] for run in runs if len(values := _finite(run.values("val_accuracy")))]
         cost, why = _cost(group, together)
         seconds = _seconds(runs)
@@ -224,8 +222,7 @@ def _cost(group: Group, together: Sequence[Group]) -> tuple[str, str]:
 
 def _place(run: Run) -> str | None:
     """What a run ran on."""
-    result = run.result or {}
-    machine: Mapping[str, Any] = result["machine"] if isinstance(result.get("machine"), dict) else {}
+    result, machine = run.result or {}, run.told("machine")
     if "hardware" not in machine:
         return None
     return printable(f"{machine['hardware']}, {machine.get('threads')} threads, {result.get('precision')}")
@@ -271,11 +268,10 @@ def alike(together: Sequence[Group]) -> list[Likeness]:
     """Likeness of every two groups with a learned distribution, and, for scale, of the seeds within each."""
     last = [[run.distributions[1][-1] for run in group.runs if len(run.distributions[0])] for group in together]
     found = []
-    for i, (one, ps) in enumerate(zip(together, last, strict=True)):
-        for j, (other, qs) in list(enumerate(zip(together, last, strict=True)))[i:]:
-            pairs = [likeness(p, q) for a, p in enumerate(ps) for b, q in enumerate(qs) if i != j or a < b]
-            if pairs:
-                correlation, shared = np.mean(pairs, axis=0)
-                label = other.label if i != j else "its other seeds"
-                found.append(Likeness(one.label, label, float(correlation), float(shared), len(pairs)))
+    for (one, ps), (other, qs) in combinations_with_replacement(zip(together, last, strict=True), 2):
+        pairs = combinations(ps, 2) if one is other else product(ps, qs)
+        if each := [likeness(p, q) for p, q in pairs]:
+            correlation, shared = np.mean(each, axis=0)
+            label = "its other seeds" if one is other else other.label
+            found.append(Likeness(one.label, label, float(correlation), float(shared), len(each)))
     return found

@@ -216,13 +216,12 @@ def _learning(run: Run) -> np.ndarray:
 def _learns_between(run: Run) -> tuple[int, int]:
     """The epochs after which the policy begins to learn, and after which it is frozen."""
     before, behind = (run.count(key) or 0 for key in ("random_epochs", "frozen_epochs"))
-    return before, (run.planned or int(run.epochs.max(initial=0))) - behind
+    return before, (run.planned or run.done) - behind
 
 
 def _steps(run: Run) -> int | None:
     """Steps per epoch; only a finished run says how many images it trained on."""
-    data, batch = (run.result or {}).get("data"), run.count("batch")
-    images = data.get("train") if isinstance(data, dict) else None
+    images, batch = run.told("data").get("train"), run.count("batch")
     return images // batch if is_count(images) and batch else None
 
 
@@ -243,9 +242,8 @@ def _smooth(values: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def _gap(run: Run) -> float | None:
     """How far the test accuracy is below the validation accuracy; None if it may be by chance."""
-    sizes = (run.result or {}).get("data")
-    n_val, n_test = (sizes.get("val"), sizes.get("test")) if isinstance(sizes, dict) else (None, None)
-    val, test = (run.result or {}).get("val_accuracy"), run.test_accuracy
+    sizes, val, test = run.told("data"), (run.result or {}).get("val_accuracy"), run.accuracy("test")
+    n_val, n_test = sizes.get("val"), sizes.get("test")
     if not (is_number(val) and test is not None and is_number(n_val) and is_number(n_test) and min(n_val, n_test) > 0):
         return None
     error = math.sqrt(max(test * (1 - test), 1e-4) * (1 / n_val + 1 / n_test))

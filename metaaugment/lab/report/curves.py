@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from metaaugment.lab.report.comparison import Group
-from metaaugment.lab.report.picture import COLORS, INK, Picture, drawn
+from metaaugment.lab.report.picture import COLORS, INK, Picture, drawing, panel
 from metaaugment.lab.report.runs import Run
 from metaaugment.lab.training.log import FIGURES
 
@@ -45,13 +44,12 @@ def has(run: Run, key: str) -> bool:
     return bool(run.rows) if key in FIGURES else any(key in row for row in run.rows)
 
 
-@drawn
+@drawing()
 def over_epochs(together: Sequence[Group], key: str, legend: bool = True) -> Picture:
     """A quantity of the log by epoch: a color per group, a line per run."""
     title, reading = _titled(key, [run for group in together for run in group.runs])
     legend = legend and len(together) > 1
-    figure = Figure(figsize=(SIZE[0], SIZE[1] + (0.18 * len(together) if legend else 0)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panel(SIZE[0], SIZE[1] + (0.18 * len(together) if legend else 0))
     words, everything = [], []
     for place, group in enumerate(together):
         for number, run in enumerate(group.runs):
@@ -111,14 +109,13 @@ def _course(run: Run, key: str) -> str:
     return f"goes from {begin} to {end}{lowest}"
 
 
-@drawn
+@drawing()
 def weight_spread(run: Run) -> Picture:
     """The quantiles of the weights of a mini-batch by epoch; a single epoch is drawn as a short stretch of the axis."""
     epochs, quantiles = run.quantiles
     alone = len(epochs) == 1
     x, y = (epochs[0] + np.array([-0.25, 0.25]), quantiles.repeat(2, 0)) if alone else (epochs, quantiles)
-    figure = Figure(figsize=SIZE, layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panel(*SIZE)
     for low, high, strength in ((0, 6, 0.18), (1, 5, 0.28), (2, 4, 0.45)):
         axes.fill_between(x, y[:, low], y[:, high], color=COLORS[0], alpha=strength, linewidth=0)
     axes.plot(x, y[:, 3], color=INK)

@@ -6,8 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from metaaugment.lab.experiments.diagnosis import Diagnosis
-from metaaugment.lab.report.picture import COLORS, INK, Picture, drawn
+from metaaugment.lab.report.picture import COLORS, INK, Picture, drawing, panel
 
+TITLE = "Does it learn, and could it learn more?"
 PREDICTED, NOISE = "What can be predicted", "How far two draws agree"
 
 
@@ -31,7 +32,7 @@ def _row(words: str, value: object) -> str:
     return f"{words:40}{value!s:>12}"
 
 
-@drawn
+@drawing()
 def picture(found: Diagnosis, done: int | None = None) -> Picture:
     """What can be predicted beside what is captured, and the noise of the validation images, in one picture.
 
@@ -42,19 +43,22 @@ def picture(found: Diagnosis, done: int | None = None) -> Picture:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_predicted(left, found)
     _draw_noise(right, found)
-    reading = found.verdict()
+    said = reading(found, done)
+    return Picture("diagnosis", TITLE, said, f"{said} {_predicted_words(found)} {_noise_words(found)}", figure)
+
+
+def reading(found: Diagnosis, done: int | None) -> str:
     if found.epoch is not None and done is not None and found.epoch < done:
-        reading = f"Measured after epoch {found.epoch}, and the run has {done} by now: {reading}"
-    words = f"{reading} {_predicted_words(found)} {_noise_words(found)}"
-    return Picture("diagnosis", "Does it learn, and could it learn more?", reading, words, figure)
+        return f"Measured after epoch {found.epoch}, and the run has {done} by now: {found.verdict()}"
+    return found.verdict()
 
 
-@drawn
+@drawing()
 def panels(found: Diagnosis) -> list[Picture]:
     """The same as two pictures, side by side on a page and one below the other on a phone."""
-    left, right = (Figure(figsize=(4.4, 3.1), layout="constrained") for _ in range(2))
-    _draw_predicted(left.subplots(), found)
-    _draw_noise(right.subplots(), found)
+    (left, predicted), (right, noise) = panel(4.4, 3.1), panel(4.4, 3.1)
+    _draw_predicted(predicted, found)
+    _draw_noise(noise, found)
     captured = "" if found.captured is None else " The line is the correlation of the policy's outputs."
     return [
         Picture(

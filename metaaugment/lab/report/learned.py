@@ -1,6 +1,6 @@
 """Pictures of what a policy has learned: of functions, magnitudes, classes and samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from metaaugment.lab.report.operations import describe
-from metaaugment.lab.report.picture import COLORS, INK, PAPER, Picture, drawn, show, tint
+from metaaugment.lab.report.picture import COLORS, INK, PAPER, Picture, drawing, panel, show, tint
 from metaaugment.lab.report.preferences import (
     BINS,
     ENOUGH,
@@ -22,7 +22,7 @@ from metaaugment.lab.report.preferences import (
     ranked,
     single,
 )
-from metaaugment.lab.report.seen import Seen
+from metaaugment.lab.report.seen import Card, Seen
 from metaaugment.lab.training.look import CONTRASTS
 from metaaugment.ops import MAX_MAGNITUDE, OPS, PAPER_OPS, Space
 from metaaugment.transformation import Transformation
@@ -41,8 +41,7 @@ def distribution(p: np.ndarray, epoch: int) -> Picture:
 def heat_map(probabilities: Float[Tensor, "K K"], title: str) -> Figure:
     """p_{j,k} as a heat map, each cell as a multiple of the uniform probability."""
     relative = (probabilities * probabilities.numel()).cpu().numpy()
-    figure = Figure(figsize=(7.6, 6.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panel(7.6, 6.6)
     # Blue below uniform, red above, white at uniform, whatever the range.
     reach = max(abs(relative - 1).max(), 0.05)
     image = axes.imshow(relative, cmap="RdBu_r", vmin=1 - reach, vmax=1 + reach)
@@ -53,14 +52,13 @@ def heat_map(probabilities: Float[Tensor, "K K"], title: str) -> Figure:
     return figure
 
 
-@drawn
+@drawing()
 def marginals(p: np.ndarray, epoch: int) -> Picture:
     """How often each function is drawn as the first and as the second."""
     p = p / p.sum()
     parts = {"first": p.sum(1) * len(p)} | ({} if single(p) else {"second": p.sum(0) * len(p)})
     order = np.argsort(sum(parts.values()), kind="stable")
-    figure = Figure(figsize=(4.4, 3.5), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panel(4.4, 3.5)
     for name, face, color in zip(parts, (COLORS[0], "none"), COLORS, strict=False):
         axes.plot(parts[name][order], range(len(p)), "o", markerfacecolor=face, color=color, label=name, markersize=5)
     axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
@@ -80,12 +78,11 @@ def marginals(p: np.ndarray, epoch: int) -> Picture:
 
 def magnitude_limits(seen: Seen) -> tuple[float, float]:
     """Limits of the weight axis, shared by all pictures by magnitude so that they can be compared."""
-    means = [mean for function in by_function(seen) for mean in by_magnitude(seen, function) if mean.count]
-    low, high = min(m.weight - _error(m) for m in means), max(m.weight + _error(m) for m in means)
-    return min(0.9, low) - 0.05, max(1.1, high) + 0.05
+    low, high = _bounds([mean for function in by_function(seen) for mean in by_magnitude(seen, function)])
+    return min(0.9, np.nanmin(low)) - 0.05, max(1.1, np.nanmax(high)) + 0.05
 
 
-@drawn
+@drawing()
 def weight_by_magnitude(seen: Seen, functions: Sequence[int], columns: int = 1) -> Picture:
     """The mean weight of samples that got a function, by its magnitude; one panel per function."""
     rows = -(-len(functions) // columns)
@@ -107,15 +104,17 @@ def _by_magnitude(axes: Any, means: Sequence[Mean], name: str) -> None:
     width = MAX_MAGNITUDE / BINS
     centers = [width * (part + 0.5) for part in range(BINS)] if len(means) > 1 else [0, MAX_MAGNITUDE]
     means = means if len(means) > 1 else [means[0]] * 2
-    weights, errors = np.array([mean.weight for mean in means]), np.array([_error(mean) for mean in means])
     axes.axhline(1, color=INK, linewidth=0.7, linestyle=":")
-    axes.fill_between(centers, weights - errors, weights + errors, color=COLORS[0], alpha=0.3, linewidth=0)
+    axes.fill_between(centers, *_bounds(means), color=COLORS[0], alpha=0.3, linewidth=0)
+    weights = [mean.weight for mean in means]
     axes.plot(centers, weights, color=COLORS[0], marker="o" if len(means) > 2 else "", markersize=2.5)
     axes.set(title=name, xlim=(0, MAX_MAGNITUDE), xticks=[0, 5, 10])
 
 
-def _error(mean: Mean) -> float:
-    return 0.0 if np.isnan(mean.error) else mean.error
+def _bounds(means: Sequence[Mean]) -> tuple[np.ndarray, np.ndarray]:
+    """A standard error below the means, and above; that of a single sample is not known, and counts as 0."""
+    weights, errors = np.array([(mean.weight, mean.error) for mean in means]).T
+    return weights - np.nan_to_num(errors), weights + np.nan_to_num(errors)
 
 
 def _magnitude_words(means: Sequence[Mean]) -> str:
@@ -129,7 +128,7 @@ def _magnitude_words(means: Sequence[Mean]) -> str:
     return f"mean weight by magnitude {', '.join(parts)}, of {sum(mean.count for mean in means)} samples"
 
 
-@drawn
+@drawing()
 def classes(seen: Seen) -> Picture | None:
     """Mean weights of classes, under any function and under each, as multiples of the mean over all classes there.
 
@@ -140,8 +139,7 @@ def classes(seen: Seen) -> Picture | None:
         return None
     names = ["any function", *(OPS[function].name for function in found.functions)]
     relative = np.column_stack([[mean.weight for mean in found.means], found.relative])
-    figure = Figure(figsize=(4.9, (1.5 if found.functions else 0.2) + 0.22 * len(found.labels)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panel(4.9, (1.5 if found.functions else 0.2) + 0.22 * len(found.labels))
     reach = max(0.05, float(np.nanmax(np.abs(relative - 1))))
     axes.imshow(tint(np.nan_to_num(relative, nan=1.0), reach), aspect="auto", interpolation="nearest")
     for row, column in np.argwhere(np.isnan(relative)):
@@ -185,29 +183,20 @@ def shown(seen: Seen) -> dict[str, list[int]]:
     return parts
 
 
-def sample_words(seen: Seen, place: int, size: int) -> str:
-    """What was done to a sample, and the weight and loss that it got."""
-    sample = seen.pictures.sample[place]
-    first, second = describe(seen.transformation[sample], seen.space, size, size)
-    return (
-        f"{seen.name(int(seen.label[sample]))}, {first}, then {second}: weight {seen.weight[sample]:.2f}, "
-        f"loss {seen.loss[sample]:.2g}"
-    )
+def cards(seen: Seen, side: int | None = None) -> dict[str, list[Card]]:
+    """The same with all that is shown of each; `side`: of the images in pixels, if they are shown smaller."""
+    return {kind: [seen.card(place, side) for place in places] for kind, places in shown(seen).items()}
 
 
-def samples(seen: Seen, size: int) -> Picture:
+def samples(kinds: Mapping[str, Sequence[Card]], epoch: int) -> Picture:
     """Augmented samples with the highest and lowest weights, for a file; a page shows them one by one."""
-    parts = shown(seen)
-    columns = max(1, len(parts["high"]) // 2)
-    places = torch.tensor([*parts["high"][: 2 * columns], *parts["low"][: 2 * columns]])
-    rows = torch.tensor(seen.pictures.sample)[places]
-    weight = torch.from_numpy(seen.weight)[rows]
-    title = f"Augmented samples with the highest and lowest weights, after epoch {seen.epoch}; 1 is the mean"
-    figure = weighted_samples(
-        seen.pictures.images[places], seen.transformation[rows], weight / len(rows), seen.space, title, columns
-    )
-    words = "; ".join(sample_words(seen, int(place), size) for place in places)
-    return Picture("samples", title, "Above each sample its weight and its transformation.", words, figure)
+    columns = max(1, len(kinds["high"]) // 2)
+    chosen = {name: kinds[name][: 2 * columns] for name in ("high", "low")}
+    title = f"Augmented samples with the highest and lowest weights, after epoch {epoch}; 1 is the mean"
+    tiles = {name: [(card.image, card.weight, card.functions) for card in part] for name, part in chosen.items()}
+    words = "; ".join(card.words for part in chosen.values() for card in part)
+    reading = "Above each sample its weight and its transformation."
+    return Picture("samples", title, reading, words, _tiled(tiles, title, columns))
 
 
 def weighted_samples(
@@ -220,55 +209,61 @@ def weighted_samples(
 ) -> Figure:
     """The augmented images with the highest weights above those with the lowest; 1 is the mean weight."""
     order = weights.argsort(descending=True)
+    relative = (weights * len(weights)).tolist()
+    tiles = {
+        name: [
+            (images[place], relative[place], describe(transformation[place], space, *images.shape[-2:]))
+            for place in part[: 2 * columns].tolist()
+        ]
+        for name, part in (("high", order), ("low", order.flip(0)))
+    }
+    return _tiled(tiles, title, columns)
+
+
+def _tiled(parts: Mapping[str, Sequence[tuple[Tensor, float, Sequence[str]]]], title: str, columns: int) -> Figure:
+    """Images with their weights and functions: one part above the other, up to two rows each."""
     figure = Figure(figsize=(1.5 * columns, 8.2), layout="constrained")
     figure.suptitle(title)
-    halves: Any = figure.subfigures(2, 1)
-    for half, part, name in zip(halves, (order, order.flip(0)), ("high", "low"), strict=True):
+    halves: Any = figure.subfigures(len(parts), 1)
+    for half, (name, tiles) in zip(halves, parts.items(), strict=True):
         half.suptitle(f"{name} weights", fontsize=10)
-        for axis, place in zip(half.subplots(2, columns).flat, part[: 2 * columns].tolist(), strict=True):
-            show(axis, images[place])
-            weight = float(weights[place]) * len(weights)
-            words = "\n".join(describe(transformation[place], space, *images.shape[-2:]))
-            axis.set_title(f"{weight:.2f}\n{words}", fontsize=6.5)
+        panels = half.subplots(-(-len(tiles) // columns), columns, squeeze=False).flat
+        for axis, (image, weight, functions) in zip(panels, tiles, strict=True):
+            show(axis, image)
+            axis.set_title("\n".join((f"{weight:.2f}", *functions)), fontsize=6.5)
     return figure
 
 
 CONTRAST_TITLES = {"hard": "high loss, low weight", "easy": "low loss, high weight"}
 
 
-@drawn
-def contrasts(seen: Seen, size: int) -> Picture:
+@drawing()
+def contrasts(kinds: Mapping[str, Sequence[Card]]) -> Picture:
     """Samples whose weights go against their losses: the paper's figure of Omniglot.
 
     Each is shown as it was, augmented, and, if that was looked for, beside the nearest validation image of another
     class.
     """
-    pictures, parts = seen.pictures, shown(seen)
-    rows = {"original": pictures.originals, "augmented": pictures.images}
-    rows |= {} if pictures.negatives is None else {"hard negative": pictures.negatives}
-    columns = len(parts["hard"])
-    figure = Figure(figsize=(0.6 + 1.15 * columns, 2 * (0.55 + 1.2 * len(rows))), layout="constrained")
-    for half, (name, title) in zip(np.atleast_1d(figure.subfigures(2, 1)), CONTRAST_TITLES.items(), strict=True):  # type: ignore[arg-type]
+    rows, columns = len(list(_stages(kinds["hard"][0]))), len(kinds["hard"])
+    figure = Figure(figsize=(0.6 + 1.15 * columns, 2 * (0.55 + 1.2 * rows)), layout="constrained")
+    halves: Any = figure.subfigures(2, 1)
+    for half, (name, title) in zip(halves, CONTRAST_TITLES.items(), strict=True):
         half.suptitle(title, fontsize=10)
-        panels = half.subplots(len(rows), columns, squeeze=False)
-        for line, (what, images) in zip(panels, rows.items(), strict=True):
-            line[0].set_ylabel(what, fontsize=8)
-            for axes, place in zip(line, parts[name], strict=True):
-                show(axes, images[place])
+        panels = half.subplots(rows, columns, squeeze=False)
+        for column, card in zip(panels.T, kinds[name], strict=True):
+            for axes, (what, image, words) in zip(column, _stages(card), strict=True):
+                show(axes, image)
                 axes.grid(visible=False)
-                axes.set_title(_contrast_title(seen, place, what, size), fontsize=6, loc="center", fontweight="normal")
-    words = "; ".join(sample_words(seen, place, size) for name in CONTRAST_TITLES for place in parts[name])
+                axes.set_title(words, fontsize=6, loc="center", fontweight="normal")
+                axes.set_ylabel(what if card is kinds[name][0] else "", fontsize=8)
+    words = "; ".join(card.words for name in CONTRAST_TITLES for card in kinds[name])
     reading = "What a transformation made look like another class has a high loss and should have a low weight."
     return Picture("contrasts", "Weights against losses", reading, words, figure)
 
 
-def _contrast_title(seen: Seen, place: int, what: str, size: int) -> str:
-    sample = seen.pictures.sample[place]
-    if what == "original":
-        return shortened(seen.name(int(seen.label[sample])))
-    if what == "hard negative":
-        return (
-            f"{shortened(seen.name(seen.pictures.negative_labels[place]))}\n{seen.pictures.similarity[place]:.2f} alike"
-        )
-    first, second = describe(seen.transformation[sample], seen.space, size, size)
-    return f"{first}\n{second}\nw {seen.weight[sample]:.2f}, l {seen.loss[sample]:.2g}"
+def _stages(card: Card) -> Iterator[tuple[str, Tensor, str]]:
+    """What is shown of a sample, from the top down, and what is said above each."""
+    yield "original", card.original, shortened(card.label)
+    yield "augmented", card.image, "\n".join((*card.functions, f"w {card.weight:.2f}, l {card.loss:.2g}"))
+    if card.negative is not None:
+        yield "hard negative", card.negative, f"{shortened(card.negative_label)}\n{card.similarity:.2f} alike"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -19,13 +19,34 @@ PICTURE_MAGNITUDES = (0.0, 2.5, 5.0, 7.5, 10.0)
 PICTURE_SIDE = 160
 
 
+# What a function's argument is, and how the function and its argument are put into words.
+MEANING = {
+    "AutoContrast": ("none", "stretch each color to its full range"),
+    "Equalize": ("none", "equalize each color"),
+    "Rotate": ("degrees to the left", "rotate by {:.4g} degrees"),
+    "Posterize": ("bits kept", "keep {:.0f} bits of each color"),
+    "Solarize": ("inverted from here on", "invert values from {:.4g} on"),
+    "Color": ("factor, 1 is neutral", "color × {:.4g}"),
+    "Contrast": ("factor, 1 is neutral", "contrast × {:.4g}"),
+    "Brightness": ("factor, 1 is neutral", "brightness × {:.4g}"),
+    "Sharpness": ("factor, 1 is neutral", "sharpness × {:.4g}"),
+    "ShearX": ("pixels a row", "shear sideways by {:.4g} pixels a row"),
+    "ShearY": ("pixels a column", "shear upwards by {:.4g} pixels a column"),
+    "TranslateX": ("pixels to the left", "move sideways by {:.4g} pixels"),
+    "TranslateY": ("pixels up", "move up or down by {:.4g} pixels"),
+    "Cutout": ("pixels a side", "fill a square of {:.4g} pixels"),
+    "Invert": ("none", "invert"),
+    "Identity": ("none", "do nothing"),
+}
+
+
 def level_rows(space: str | Space, size: int, magnitudes: Sequence[float] = range(11)) -> list[list[str]]:
     """A header, then one row per function: its name, its argument at some magnitudes, and what the argument is."""
     space = find_space(space)
     m = torch.tensor(magnitudes, dtype=torch.float64)
     rows = [["function", *(f"{value:g}" for value in magnitudes), "argument"]]
     for index, op in enumerate(OPS):
-        cells, unit = [""] * len(m), UNIT[op.name]
+        cells, (unit, _) = [""] * len(m), MEANING[op.name]
         if op.magnitude:
             arguments = space.arguments(torch.full((len(m),), index), m, torch.ones(len(m)), size, size)
             cells = [f"{argument:.4g}" for argument in arguments]
@@ -34,43 +55,22 @@ def level_rows(space: str | Space, size: int, magnitudes: Sequence[float] = rang
     return rows
 
 
-UNIT = {
-    **dict.fromkeys(("AutoContrast", "Equalize", "Identity", "Invert"), "none"),
-    **dict.fromkeys(("Color", "Contrast", "Brightness", "Sharpness"), "factor, 1 is neutral"),
-    "Rotate": "degrees to the left",
-    "Posterize": "bits kept",
-    "Solarize": "inverted from here on",
-    "ShearX": "pixels a row",
-    "ShearY": "pixels a column",
-    "TranslateX": "pixels to the left",
-    "TranslateY": "pixels up",
-    "Cutout": "pixels a side",
-}
-
-
 def describe(transformation: Transformation, space: str | Space, height: int, width: int) -> Sequence[str]:
     """The two functions of one transformation in words: "Rotate 12", with the argument the space gives."""
-    space = find_space(space)
-    lines = []
-    for place, index in enumerate((transformation.first, transformation.second)):
-        op = OPS[int(index)]
-        magnitude, sign = transformation.magnitudes[:, place].double(), transformation.signs[:, place]
-        argument = space.arguments(index, magnitude, sign, height, width)
-        lines.append(f"{op.name} {float(argument[0]):.3g}" if op.magnitude else op.name)
-    return lines
+    t, functions = transformation, torch.stack([transformation.first, transformation.second], -1)
+    arguments = find_space(space).arguments(functions, t.magnitudes.double(), t.signs, height, width)
+    ops = [OPS[index] for index in functions.flatten().tolist()]
+    pairs = zip(ops, arguments.flatten().tolist(), strict=True)
+    return [f"{op.name} {argument:.3g}" if op.magnitude else op.name for op, argument in pairs]
 
 
 def print_table(space: str | Space, size: int) -> None:
     """The level table of a space, for a terminal of 80 columns."""
     space = find_space(space)
     header, *rows = level_rows(space, size, PICTURE_MAGNITUDES)
-    table = Table(
-        title=f"Space {space.name}: each argument at five magnitudes, {size}×{size} pixels",
-        caption=f"{space.source}. ± means a random sign.",
-        box=SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-    )
+    title = f"Space {space.name}: each argument at five magnitudes, {size}×{size} pixels"
+    caption = f"{space.source}. ± means a random sign."
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
     for column in header:
         table.add_column(column, justify="left" if column in ("function", "argument") else "right", no_wrap=True)
     for index, row in enumerate(rows):
@@ -122,7 +122,5 @@ def _square(file: Path | None) -> Tensor:
             photo = read_image(file)
         except CorruptImage as error:
             raise ValueError(f"{error}; give another") from None
-    side = min(photo.size)
-    left, top = (photo.width - side) // 2, (photo.height - side) // 2
-    small = photo.resize((PICTURE_SIDE, PICTURE_SIDE), box=(left, top, left + side, top + side))
-    return torch.from_numpy(np.array(small)).permute(2, 0, 1)[None]
+    middle = ImageOps.fit(photo, (PICTURE_SIDE, PICTURE_SIDE))
+    return torch.from_numpy(np.array(middle)).permute(2, 0, 1)[None]

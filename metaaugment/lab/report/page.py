@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,16 +17,14 @@ from torch import Tensor
 
 import metaaugment
 from metaaugment.files.atomic import write_atomically
-from metaaugment.lab.report import curves, diagnosis, learned, runs
+from metaaugment.lab.report import curves, diagnosis, learned, preferences, runs
 from metaaugment.lab.report.comparison import Group, alike, groups, repeated, table, unlike
 from metaaugment.lab.report.concerns import concerns
-from metaaugment.lab.report.operations import describe
 from metaaugment.lab.report.picture import ABOVE, BELOW, COLORS, Picture, tint
-from metaaugment.lab.report.preferences import by_class, by_function, extremes, single
+from metaaugment.lab.report.preferences import by_function, extremes, single
 from metaaugment.lab.report.runs import Run
-from metaaugment.lab.report.seen import Seen
+from metaaugment.lab.report.seen import Card, Seen
 from metaaugment.lab.words import printable
-from metaaugment.ops import PAPER_OPS
 
 GENERATOR = "metaaugment report"
 PRECISION = 1000  # p is written in this many parts of the uniform probability
@@ -38,17 +37,10 @@ class Policy:
 
     group: Group
     run: Run
-    number: int  # on the page
 
     @property
-    def others(self) -> int:
-        return len(self.group.runs) - 1
-
-    @property
-    def size(self) -> int:
-        """Side of an image in pixels, by which translations are described."""
-        seen = self.run.seen
-        return self.run.count("size") or (0 if seen is None else seen.pictures.images.shape[-1])
+    def seen(self) -> Seen | None:
+        return self.run.seen
 
     @cached_property
     def map(self) -> dict[str, Any] | None:
@@ -75,36 +67,9 @@ class Policy:
         return found + ([learned.marginals(p[-1], int(epochs[-1]))] if len(epochs) else [])
 
     @cached_property
-    def diagnosis(self) -> Picture | None:
-        found, rows = self.run.diagnosis, self.run.rows
-        return None if found is None else diagnosis.picture(found, rows[-1]["epoch"] if rows else None)
-
-    @cached_property
-    def diagnosis_panels(self) -> list[Picture]:
-        return [] if self.run.diagnosis is None else diagnosis.panels(self.run.diagnosis)
-
-    @cached_property
-    def magnitudes(self) -> list[Picture]:
-        seen = self.run.seen
-        return [] if seen is None else [learned.weight_by_magnitude(seen, [function]) for function in by_function(seen)]
-
-    @cached_property
-    def classes(self) -> Picture | None:
-        return None if self.run.seen is None else learned.classes(self.run.seen)
-
-    @property
-    def classes_left_out(self) -> str:
-        return "" if self.run.seen is None else by_class(self.run.seen).left_out()
-
-    @cached_property
-    def samples(self) -> dict[str, list[dict[str, Any]]]:
-        """The samples to show, in words and as images."""
-        seen = self.run.seen
-        if seen is None:
-            return {}
-        return {
-            name: [_sample(seen, place, self.size) for place in places] for name, places in learned.shown(seen).items()
-        }
+    def samples(self) -> dict[str, list[Card]]:
+        """The samples to show, of each kind."""
+        return {} if self.seen is None else learned.cards(self.seen, self.run.count("size"))
 
     def files(self) -> Iterator[Picture]:
         """The same pictures for files, each in one piece."""
@@ -112,15 +77,16 @@ class Policy:
         if len(epochs) and not single(p[-1]):
             yield learned.distribution(p[-1], int(epochs[-1]))
         yield from self.pictures
-        if self.diagnosis is not None:
-            yield self.diagnosis
-        if self.run.seen is not None:
-            yield learned.weight_by_magnitude(self.run.seen, list(by_function(self.run.seen)), columns=5)
-            if len(self.run.seen.pictures.sample) >= 4:
-                yield learned.samples(self.run.seen, self.size)
-                yield learned.contrasts(self.run.seen, self.size)
-        if self.classes is not None:
-            yield self.classes
+        if self.run.diagnosis is not None:
+            yield diagnosis.picture(self.run.diagnosis, self.run.done)
+        if self.seen is None:
+            return
+        yield learned.weight_by_magnitude(self.seen, list(by_function(self.seen)), columns=5)
+        if len(self.seen.pictures.sample) >= 4:
+            yield learned.samples(self.samples, self.seen.epoch)
+            yield learned.contrasts(self.samples)
+        if (classes := learned.classes(self.seen)) is not None:
+            yield classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,26 +95,19 @@ class DataPart:
 
     name: str
     groups: list[Group]
-    number: int
 
     @cached_property
     def table(self) -> list[Any]:
         return table(self.groups)
 
-    @cached_property
-    def pictures(self) -> list[Picture]:
-        return list(self._pictures(legend=False))
-
-    def _pictures(self, legend: bool) -> Iterator[Picture]:
+    def pictures(self, legend: bool) -> Iterator[Picture]:
+        """Curves; a page needs no legend, because colors are those of its table."""
         for key in curves.READINGS:
             wanted = [[run for run in group.runs if curves.has(run, key)] for group in self.groups]
             if any(wanted):
                 # Groups without such runs stay, so that a group has the same color in all pictures.
                 chosen = [Group(group.label, runs) for group, runs in zip(self.groups, wanted, strict=True)]
                 yield curves.over_epochs(chosen, key, legend)
-
-    def files(self) -> Iterator[Picture]:
-        return self._pictures(legend=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,11 +136,8 @@ class Report:
 
     @cached_property
     def data(self) -> list[DataPart]:
-        names = list(dict.fromkeys(group.runs[0].dataset for group in self.groups))
-        return [
-            DataPart(name, [group for group in self.groups if group.runs[0].dataset == name], number)
-            for number, name in enumerate(names, 1)
-        ]
+        names = dict.fromkeys(group.runs[0].dataset for group in self.groups)
+        return [DataPart(name, [group for group in self.groups if group.runs[0].dataset == name]) for name in names]
 
     @cached_property
     def policies(self) -> list[Policy]:
@@ -189,19 +145,19 @@ class Report:
         for group in self.groups:
             runs = [run for run in group.runs if run.seen or len(run.distributions[0]) or len(run.quantiles[0])]
             if runs:
-                found.append(Policy(group, max(runs, key=lambda run: run.seen is not None), len(found) + 1))
+                found.append(Policy(group, max(runs, key=lambda run: run.seen is not None)))
         return found
 
     @cached_property
     def concerns(self) -> list[tuple[str, list[str]]]:
-        found = [(title(run), concerns(run)) for run in self.runs]
+        found = [(printable(run.folder), concerns(run)) for run in self.runs]
         return [(name, sentences) for name, sentences in found if sentences]
 
     @cached_property
     def missing(self) -> list[tuple[str, list[str]]]:
         """What the folders of runs lack, after what limits the comparison of runs on one data set."""
         found = [(f"Results on {part.name}", unlike(part.groups) + repeated(part.groups)) for part in self.data]
-        found += [(title(run), run.missing) for run in self.runs]
+        found += [(printable(run.folder), run.missing) for run in self.runs]
         return [(name, sentences) for name, sentences in found if sentences]
 
     def html(self, refresh: int | None = None) -> str:
@@ -210,15 +166,17 @@ class Report:
             loader=PackageLoader("metaaugment.lab.report", "."), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
+        environment.filters["address"] = data_address
         return environment.get_template("page.html").render(
             report=self,
             alike=alike(self.groups),
-            names=[op.name for op in PAPER_OPS],
+            learned=learned,
+            diagnosis=diagnosis,
+            preferences=preferences,
             colors=COLORS,
             above=ABOVE,
             below=BELOW,
             precision=PRECISION,
-            contrast_titles=learned.CONTRAST_TITLES,
             generator=GENERATOR,
             version=metaaugment.__version__,
             made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S"),
@@ -233,16 +191,12 @@ class Report:
     def save_figures(self, folder: Path) -> None:
         """Every picture as PNG and SVG."""
         folder.mkdir(parents=True, exist_ok=True)
-        parts = [(part.name, part.files()) for part in self.data]
+        parts = [(part.name, part.pictures(legend=True)) for part in self.data]
         parts += [(policy.run.folder.resolve().name, policy.files()) for policy in self.policies]
         for place, (name, pictures) in enumerate(parts, 1):
+            name = re.sub(r"[^\w.-]", "-", name)
             for picture in pictures:
-                picture.save(folder, f"{place}-{_file_name(name)}-{picture.name}")
-
-
-def title(run: Run) -> str:
-    """The name of a run among others: its folder, because a recipe and seed may occur twice."""
-    return printable(run.folder)
+                picture.save(folder, f"{place}-{name}-{picture.name}")
 
 
 def check_out(file: Path) -> None:
@@ -255,27 +209,6 @@ def check_out(file: Path) -> None:
                 raise ValueError(f"--out {file} exists already, and is not a report; choose another name, or remove it")
     if not file.parent.is_dir():
         raise ValueError(f"--out {file} is in a folder that does not exist; make {file.parent} first")
-
-
-def _sample(seen: Seen, place: int, size: int) -> dict[str, Any]:
-    shown = seen.pictures
-    sample = shown.sample[place]
-    first, second = describe(seen.transformation[sample], seen.space, size, size)
-    card = {
-        "image": data_address(shown.images[place]),
-        "original": data_address(shown.originals[place]),
-        "words": learned.sample_words(seen, place, size),
-        "label": seen.name(int(seen.label[sample])),
-        "first": first,
-        "second": second,
-        "weight": f"{seen.weight[sample]:.2f}",
-        "loss": f"{seen.loss[sample]:.2g}",
-    }
-    if shown.negatives is not None:
-        other = seen.name(shown.negative_labels[place])
-        card["negative"] = data_address(shown.negatives[place])
-        card["negative_words"] = f"hard negative: {other}, {shown.similarity[place]:.2f} alike"
-    return card
 
 
 def data_address(image: Tensor) -> str:
@@ -298,7 +231,3 @@ def _cells(relative: np.ndarray, reach: float) -> list[list[tuple[str, str]]]:
         ]
         for row, row_colors in zip(whole, colors, strict=True)
     ]
-
-
-def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)

@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -107,25 +107,17 @@ def save(figure: Figure, file: Path) -> Path:
 
 @contextmanager
 def drawing(more: dict[str, str] | None = None) -> Iterator[None]:
+    """A context in the style of the report; also a decorator of a function that draws."""
     style: dict[Any, Any] = {**STYLE, **(more or {})}
     with matplotlib.rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the page has fonts of its own
         yield
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def drawn(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of a function that draws in the style of the report."""
-
-    @wraps(function)
-    def draw(*args: P.args, **kwargs: P.kwargs) -> R:
-        with drawing():
-            return function(*args, **kwargs)
-
-    return draw
+def panel(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of one panel; sides in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
 
 
 def show(axes: Axes, image: UInt8[Tensor, "c h w"]) -> None:

@@ -13,31 +13,12 @@ from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.found import FoundPolicy, Function
 from metaaugment.lab.baselines.schedule import COUNTS, Schedule
 from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.report.operations import MEANING
 from metaaugment.learned.file import FORMAT, policy_name
 from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.learned.source import space_hash
 from metaaugment.ops import INDEX, PAPER_OPS, find_space
 from metaaugment.policy import innermost
-
-# How a function and its argument are put into words.
-SAYINGS = {
-    "Rotate": "rotate by {:.4g} degrees",
-    "Posterize": "keep {:.0f} bits of each color",
-    "Solarize": "invert values from {:.4g} on",
-    "Color": "color × {:.4g}",
-    "Contrast": "contrast × {:.4g}",
-    "Brightness": "brightness × {:.4g}",
-    "Sharpness": "sharpness × {:.4g}",
-    "ShearX": "shear sideways by {:.4g} pixels a row",
-    "ShearY": "shear upwards by {:.4g} pixels a column",
-    "TranslateX": "move sideways by {:.4g} pixels",
-    "TranslateY": "move up or down by {:.4g} pixels",
-    "Cutout": "fill a square of {:.4g} pixels",
-    "AutoContrast": "stretch each color to its full range",
-    "Equalize": "equalize each color",
-    "Invert": "invert",
-    "Identity": "do nothing",
-}
 
 
 def in_words(name: Path | str, size: int) -> Iterator[str]:
@@ -63,7 +44,7 @@ def in_words(name: Path | str, size: int) -> Iterator[str]:
 
 
 def _phrase(policy: FoundPolicy, function: Function, size: int) -> str:
-    saying = SAYINGS[function.name]
+    _, saying = MEANING[function.name]
     if function.takes_level:
         level = (space := find_space(policy.space)).levels[function.name]
         index, m = torch.tensor(INDEX[function.name]), torch.tensor(policy.magnitude(function), dtype=torch.float64)
@@ -109,9 +90,8 @@ def learned_in_words(policy: LearnedPolicy) -> Iterator[str]:
 def network_in_words(about: Mapping[str, Any]) -> Iterator[str]:
     """What the file of an exported network says of it; its weights are for `--pretrained`, or any other program."""
     yield "format       safetensors, an exported task network"
-    for name, value in about.items():
-        if name != "provenance":
-            yield f"{name:12} {_said(value)}"
+    for name in sorted(about.keys() - {"provenance"}):
+        yield f"{name:12} {_said(about[name])}"
     yield from _origin(about["provenance"])
 
 

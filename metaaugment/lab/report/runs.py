@@ -72,22 +72,24 @@ class Run:
         """Whether its policy is learned, and not one from a file."""
         return self.has_policy and self.recipe.get("policy") is None
 
-    @property
-    def test_accuracy(self) -> float | None:
-        return self._accuracy("test_accuracy")
-
-    @property
-    def held_back_accuracy(self) -> float | None:
-        """On images that stood in for the test images."""
-        return self._accuracy("held_back_accuracy")
-
-    def _accuracy(self, key: str) -> float | None:
-        accuracy = (self.result or {}).get(key)
+    def accuracy(self, images: str) -> float | None:
+        """Of a finished run, on its test images, or on those that were held back in their place."""
+        accuracy = (self.result or {}).get(f"{images}_accuracy")
         return accuracy if is_number(accuracy) and 0 <= accuracy <= 1 else None
+
+    def told(self, what: str) -> dict[str, Any]:
+        """What a finished run says of its data or its machine."""
+        value = (self.result or {}).get(what)
+        return value if isinstance(value, dict) else {}
 
     @cached_property
     def epochs(self) -> np.ndarray:
         return np.array([row["epoch"] for row in self.rows], dtype=int)
+
+    @property
+    def done(self) -> int:
+        """The last epoch that it has finished; 0 if none is known."""
+        return int(self.epochs.max(initial=0))
 
     def values(self, key: str) -> np.ndarray:
         """A quantity of the log by epoch; NaN where it is not a number."""
@@ -129,10 +131,9 @@ def find(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     folders: dict[Path, Path] = {}
     empty = []
     for path in paths:
-        if not path.exists():
-            raise ValueError(f"{path} does not exist; name the folder of a run, or one that holds runs")
         if not path.is_dir():
-            raise ValueError(f"{path} is a file; name the folder of a run, or one that holds runs")
+            wrong = "is a file" if path.exists() else "does not exist"
+            raise ValueError(f"{path} {wrong}; name the folder of a run, or one that holds runs")
         found = run_folders(path)
         folders |= {folder.resolve(): folder for folder in found if folder.resolve() not in folders}
         if not found:
@@ -202,13 +203,9 @@ def _held(file: Path, read: Callable[[Path], T], missing: list[str], absent: str
 
 def _rows(file: Path, missing: list[str]) -> list[Row]:
     """One row per epoch, in order; if an epoch occurs twice, the later row."""
-    try:
-        lines = file.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        missing.append(f"there is no {file.name}: nothing is known about any epoch")
-        return []
-    except OSError as error:
-        missing.append(_reason(file, error))
+    absent = f"there is no {file.name}: nothing is known about any epoch"
+    lines = _held(file, lambda file: file.read_text(errors="replace").splitlines(), missing, absent)
+    if lines is None:
         return []
     rows: dict[int, Row] = {}
     bad = []
@@ -219,7 +216,8 @@ def _rows(file: Path, missing: list[str]) -> list[Row]:
         elif line.strip():
             bad.append(number)
     if bad:
-        missing.append(f"{_numbered('line', bad)} of {file.name} cannot be read as a row, and {_is(bad)} left out")
+        be = "is" if len(bad) == 1 else "are"
+        missing.append(f"{_numbered('line', bad)} of {file.name} cannot be read as a row, and {be} left out")
     if not rows:
         missing.append(f"{file.name} has no row for an epoch yet")
     for key in FIGURES:
@@ -232,10 +230,6 @@ def _rows(file: Path, missing: list[str]) -> list[Row]:
 def _numbered(noun: str, numbers: Sequence[int]) -> str:
     """Line 4, or lines 1, 2, 3 and 2 more."""
     return f"{noun}{'s' if len(numbers) > 1 else ''} {some(numbers)}"
-
-
-def _is(numbers: Sequence[int]) -> str:
-    return "is" if len(numbers) == 1 else "are"
 
 
 def _reason(file: Path, error: Exception) -> str:

@@ -1,7 +1,7 @@
 """What a run has seen of its policy: samples with their weights, as `look.safetensors` keeps them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from metaaugment.files import sealed
+from metaaugment.lab.report.operations import describe
 from metaaugment.lab.words import printable
 from metaaugment.ops import find_space
 from metaaugment.transformation import Transformation
@@ -28,6 +29,25 @@ class Pictures:
     negatives: Tensor | None = None  # validation images of another class, the nearest by their feature
     negative_labels: Sequence[int] = ()
     similarity: Sequence[float] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Card:
+    """A sample as it is shown: what was done to it, the weight and loss that it got, and the image most like it."""
+
+    image: Tensor
+    original: Tensor
+    label: str
+    functions: Sequence[str]  # both, with their arguments
+    weight: float
+    loss: float
+    negative: Tensor | None = None
+    negative_label: str = ""
+    similarity: float = 0.0
+
+    @property
+    def words(self) -> str:
+        return f"{self.label}, {', then '.join(self.functions)}: weight {self.weight:.2f}, loss {self.loss:.2g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +72,18 @@ class Seen:
 
     def name(self, label: int) -> str:
         return self.classes[label] if label < len(self.classes) else str(label)
+
+    def card(self, place: int, side: int | None = None) -> Card:
+        """The sample at a place among the pictures; `side`: of the images in pixels, if they are shown smaller."""
+        shown, sample = self.pictures, self.pictures.sample[place]
+        side = side or shown.images.shape[-1]
+        label, functions = int(self.label[sample]), describe(self.transformation[sample], self.space, side, side)
+        weight, loss = float(self.weight[sample]), float(self.loss[sample])
+        card = Card(shown.images[place], shown.originals[place], self.name(label), functions, weight, loss)
+        if shown.negatives is None:
+            return card
+        other = self.name(shown.negative_labels[place])
+        return replace(card, negative=shown.negatives[place], negative_label=other, similarity=shown.similarity[place])
 
 
 def read(file: Path) -> Seen:
@@ -90,9 +122,7 @@ def _seen(tree: Mapping[str, Any]) -> Seen:
     pictures = Pictures(sample.tolist(), shown["images"], shown["originals"])
     if negatives is not None:
         labels, similarity = negatives["label"].long().tolist(), negatives["similarity"].double().tolist()
-        pictures = Pictures(
-            pictures.sample, pictures.images, pictures.originals, negatives["images"], labels, similarity
-        )
+        pictures = replace(pictures, negatives=negatives["images"], negative_labels=labels, similarity=similarity)
     arrays = {key: samples[key].double().numpy() for key in ("weight", "loss")}
     if not all(np.isfinite(values).all() for values in arrays.values()):
         raise ValueError("it has weights or losses that are not finite")

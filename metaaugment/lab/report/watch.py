@@ -1,5 +1,6 @@
 """A report that follows its runs: rewritten whenever one of them has progressed, until all have a result."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,10 +40,7 @@ def state(paths: Sequence[Path]) -> dict[Path, tuple[int, int]]:
     """Time and size of each file that the page is made from, which change as a run progresses."""
     found = {}
     for folder in (folder for path in paths for folder in run_folders(path)):
-        for name in (RECIPE, LOG, LOOK, DIAGNOSIS, RESULT):
-            try:
-                about = (folder / name).stat()
-            except OSError:
-                continue
-            found[folder / name] = (about.st_mtime_ns, about.st_size)
+        for file in (folder / name for name in (RECIPE, LOG, LOOK, DIAGNOSIS, RESULT)):
+            with contextlib.suppress(OSError):
+                found[file] = ((about := file.stat()).st_mtime_ns, about.st_size)
     return found
