@@ -533,10 +533,14 @@ def test_a_writer_that_never_ends_is_not_waited_for_for_ever(file: Path, monkeyp
 
 
 def test_without_locks_files_are_written_all_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows."""
-    monkeypatch.setattr(atomic, "fcntl", None)
+    """As on Windows; but a folder that has to be locked is not trained into."""
+    monkeypatch.setattr(atomic.lock, "fcntl", None)
     sealed.save(file, "test", {"a": torch.ones(2)})
     assert sealed.load(file, "test")["a"].sum() == 2
+    with pytest.raises(OSError, match="No locks available") as refused:
+        atomic.lock.FileLock(file).acquire()
+    assert refused.value.filename == str(file)
+    assert not atomic.lock.is_held(file)
 
 
 def test_two_writers_of_a_file_take_turns(file: Path) -> None:
