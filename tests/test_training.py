@@ -10,15 +10,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import pytest
 import torch
 from rich.console import Console
 
 from metaaugment.files import sealed
+from metaaugment.files.sealed import Damaged
 from metaaugment.lab.baselines import published
 from metaaugment.lab.data import DataSet, Images, dataset
 from metaaugment.lab.data.batches import Batch, Reader
@@ -29,6 +30,7 @@ from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.training import checkpoint, machine, trainer
 from metaaugment.lab.training.interruption import Interrupted, Interruption
+from metaaugment.lab.training.json_file import Within, read_as, write_json
 from metaaugment.lab.training.log import Row
 from metaaugment.lab.training.trainer import Trainer, Watcher
 from metaaugment.learned.policy import LearnedPolicy
@@ -681,6 +683,42 @@ def test_a_damaged_recipe_is_named(content: str, stopped: Path) -> None:
     file.write_text(json.dumps(broken) if broken else content)
     with pytest.raises(ValueError, match=r"recipe.json (is damaged|cannot be understood): "):
         train(stopped, resume=True)
+
+
+@dataclass(frozen=True)
+class Of:
+    number: float
+    some: list[int] | None = None
+    by_size: dict[int, Annotated[float, Within(0, 1)]] = field(default_factory=dict)
+    way: Literal["up", "down"] = "up"
+    place: Path | None = None
+    inner: "Of | None" = None
+
+
+def test_what_a_file_holds_is_read_by_its_types(tmp_path: Path) -> None:
+    values = {"number": 2, "some": [1, 2], "by_size": {"8": 1}, "way": "down", "place": "a", "inner": {"number": 1e308}}
+    read = Of(2.0, [1, 2], {8: 1.0}, "down", Path("a"), Of(1e308))
+    write_json(tmp_path / "of", {**values, "more": 3})
+    assert read_as(Of, tmp_path / "of") == read
+    assert type(read.number) is float
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"number": "2"}, "number"), ({"number": True}, "number"), ({"number": math.nan}, "number"),
+        ({"number": 10**400}, "number"), ({"number": None}, "number"), ({"some": 3}, "some"), ({"some": [1.5]}, "some"),
+        ({"by_size": {"a": 1}}, "by_size"), ({"by_size": {"8": 2}}, "by_size.8"), ({"by_size": []}, "by_size"),
+        ({"way": "left"}, "way"), ({"way": []}, "way"), ({"place": 3}, "place"), ({"inner": {}}, "inner"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_by_its_file_and_field(wrong: dict[str, Any], name: str, tmp_path: Path) -> None:
+    write_json(tmp_path / "of", {"number": 1, **wrong})
+    with pytest.raises(Damaged, match=rf"of is damaged: its field '{name}' is .*, which is not a valid value; restore"):
+        read_as(Of, tmp_path / "of")
+    write_json(tmp_path / "of", {})
+    with pytest.raises(Damaged, match="of is damaged: its field 'number' is missing"):
+        read_as(Of, tmp_path / "of")
 
 
 def test_another_precision_is_refused(stopped: Path) -> None:
