@@ -21,7 +21,7 @@ from metaaugment.lab.experiments.diagnosis import CLUES, INPUTS, LABEL, PAPER, C
 from metaaugment.lab.report import diagnosis as report
 from metaaugment.lab.seeds import HALVES, derived_seed
 from metaaugment.lab.training import json_file
-from metaaugment.lab.training.schedule import cosine
+from metaaugment.lab.training.trainer import cosine
 from metaaugment.ops import INDEX
 from metaaugment.policy import build
 

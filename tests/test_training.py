@@ -382,7 +382,7 @@ def test_whoever_copied_the_code_may_say_its_commit(monkeypatch: pytest.MonkeyPa
 
 def test_a_process_keeps_the_commit_of_the_code_that_it_has_loaded(tmp_path: Path) -> None:
     """Runs of one long process were said to be of commits that were made beside it."""
-    shutil.copytree(Path(machine.__file__).parents[1], tmp_path / "metaaugment")
+    shutil.copytree(Path(machine.__file__).parents[2], tmp_path / "metaaugment")
     git = "git -c user.name=a -c user.email=a@b"
     subprocess.run(f"git init -q && git add . && {git} commit -qm first", shell=True, cwd=tmp_path, check=True)
     asks = f"""

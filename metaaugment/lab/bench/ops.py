@@ -21,8 +21,8 @@ from torch import Tensor
 
 from metaaugment.lab.bench import pillow
 from metaaugment.lab.bench.record import by_turns, check_new, table, write
+from metaaugment.lab.program import on_terminal
 from metaaugment.lab.training.machine import choose_device
-from metaaugment.lab.training.terminal import on_terminal
 from metaaugment.ops import OPS, PAPER_OPS, find_space
 from metaaugment.transformation import Transformation, apply
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from metaaugment.capture import step_of
 from metaaugment.features import feature_dim
 from metaaugment.lab.bench.record import by_turns, check_new, table, write
+from metaaugment.lab.program import on_terminal
 from metaaugment.lab.training.machine import choose_device
-from metaaugment.lab.training.terminal import on_terminal
 from metaaugment.learner import Learner
 from metaaugment.networks import network
 from metaaugment.policy import PolicyNetwork

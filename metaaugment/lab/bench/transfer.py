@@ -14,8 +14,8 @@ from metaaugment.embedding import K
 from metaaugment.features import feature_dim
 from metaaugment.lab.bench import step
 from metaaugment.lab.bench.record import by_turns, check_new, table, write
+from metaaugment.lab.program import on_terminal
 from metaaugment.lab.training.machine import choose_device
-from metaaugment.lab.training.terminal import on_terminal
 from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.learned.source import Source
 from metaaugment.learner import Learner

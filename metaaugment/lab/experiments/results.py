@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from metaaugment.files.atomic import write_atomically
-from metaaugment.lab.experiments.outcome import accuracy_key
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.tables import COMPARISONS, GONE, ROWS, Entry, folder_name
+from metaaugment.lab.training.folder import accuracy_key
 from metaaugment.lab.training.json_file import damaged, is_number, read_json
 from metaaugment.lab.training.log import FIGURES
 from metaaugment.lab.training.machine import single

@@ -1,15 +1,17 @@
 """The folder of a run: what lies in it, and who may write to it."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from metaaugment.files.lock import FileLock, is_held
 
 RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"  # of a run
 SEARCH, TRIALS, POLICY = "search.json", "trials.jsonl", "policy.json"  # of a search
 PLACE = "place.json"  # of both
+UNREADABLE = "unreadable.txt"  # of a run that skipped files
 # What may be there before the recipe is.
 BEGINNINGS = (LOCK, PLACE, *(f".{name}.part" for name in (PLACE, RECIPE, SEARCH)))
 
@@ -74,3 +76,8 @@ def last_locked(folder: Path) -> str | None:
     """Who trains into a folder, or was the last to; None if nobody has."""
     lock = folder / LOCK
     return lock.read_text() if lock.exists() else None
+
+
+def accuracy_key(result: Mapping[str, Any]) -> str:
+    """The key of a run's accuracy: on the test images, or on images that were held back."""
+    return "held_back_accuracy" if "held_back_accuracy" in result else "test_accuracy"
