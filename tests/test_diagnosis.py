@@ -167,14 +167,6 @@ def test_small_draws_are_random_and_the_largest_are_halves() -> None:
     assert not torch.equal(drawn[32][0], alignment.draws(labels, 1)[32][0])
 
 
-def test_correlation() -> None:
-    a = torch.tensor([1.0, 2.0, 4.0, 3.0])
-    assert prediction.correlation(a, 3 * a - 7) == pytest.approx(1)
-    assert prediction.correlation(a, -a) == pytest.approx(-1)
-    assert prediction.correlation(a, torch.ones(4)) == 0
-    assert prediction.correlation(a, torch.tensor([1.0, -1.0, 1.0, -1.0])) == pytest.approx(0)
-
-
 def test_pairs_that_were_not_fitted_have_the_mean_of_all() -> None:
     pair, s = torch.tensor([3, 3, 7, 7, 9]), torch.tensor([1.0, 2.0, 6.0, 50.0, 90.0])
     means = prediction.pair_means(pair, s, torch.tensor([0, 1, 2]))

@@ -76,14 +76,11 @@ class FileLock:
 
     def acquire(self) -> bool:
         """Wait for the lock; returns whether it is held now."""
-        return self._acquire(self.patience)
-
-    def _acquire(self, patience: float | None) -> bool:
         self._held = self.file.open("ab+", buffering=0)
         _open.add(self._held)
         locked = False
         try:
-            locked = acquire(self._held.fileno(), patience)
+            locked = acquire(self._held.fileno(), self.patience)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.file)) from None
         finally:
@@ -94,11 +91,11 @@ class FileLock:
     @contextmanager
     def attempt(self) -> Iterator[bool]:
         """A context that holds the lock unless another process does; yields whether it is held."""
-        locked = self._acquire(patience=0)
+        lock = FileLock(self.file, patience=0)
         try:
-            yield locked
+            yield lock.acquire()
         finally:
-            self.release()
+            lock.release()
 
     def note(self, holder: str) -> None:
         """Write into the file who holds it; this stays there after the lock is released."""

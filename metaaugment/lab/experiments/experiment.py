@@ -213,7 +213,14 @@ def trainer(
         "precision": digits,
         "data": data.fingerprint(),
         "policy_sha256": experiment.policy_digest(),
-        **_about(data),
+        # What an exported policy or network has to know about the data, in types that survive JSON.
+        "classes": list(data.classes),
+        "num_classes": data.num_classes,
+        "channels": data.channels,
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "fill": list(data.fill),
+        "sides": list(data.val.sides),
     }
     phases = phases or experiment.phases()
     # Captured steps were never tried with collectives inside, nor with deterministic algorithms.
@@ -223,19 +230,6 @@ def trainer(
         captured=captured, watchers=watchers, look=Look(looked_at, data.classes), policy_rate=policy_rate,
         alpha=rate if recipe.real_alpha else None,
     )  # fmt: skip
-
-
-def _about(data: DataSet) -> dict[str, Any]:
-    """What an exported policy or network has to know about the data, in types that survive JSON."""
-    return {
-        "classes": list(data.classes),
-        "num_classes": data.num_classes,
-        "channels": data.channels,
-        "mean": list(data.mean),
-        "std": list(data.std),
-        "fill": list(data.fill),
-        "sides": list(data.val.sides),
-    }
 
 
 def policy_digest(policy: LearnedPolicy | FoundPolicy) -> str:

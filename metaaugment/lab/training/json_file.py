@@ -101,10 +101,10 @@ def _as(kind: Any, value: Any, name: str) -> Any:
                 return _as(one, value, name)
     elif is_dataclass(outer) and isinstance(value, dict):
         return typed(outer, value, within=f"{name}.")  # type: ignore[arg-type]
-    elif outer is dict and isinstance(value, dict):
+    elif outer is dict and inner and isinstance(value, dict):
         if inner[0] is not int or all(str(key).isdecimal() for key in value):  # in JSON, they are text
             return {inner[0](key): _as(inner[1], one, f"{name}.{key}") for key, one in value.items()}
-    elif outer in (list, tuple) and isinstance(value, list):
+    elif outer in (list, tuple) and inner and isinstance(value, list):
         return outer(_as(inner[0], one, f"{name}.{place}") for place, one in enumerate(value))
     elif outer is float:
         if isinstance(value, int | float) and type(value) is not bool and abs(value) <= sys.float_info.max:
