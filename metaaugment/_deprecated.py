@@ -19,7 +19,7 @@ MOVED = {
     **{name: f"files.{name}" for name in ("atomic", "sealed")},
     **{name: f"lab.{name}" for name in ("cli", "command", "program", "seeds", "words")},
     **{name: f"lab.{name}" for name in ("baselines", "bench", "data", "experiments", "report", "search", "training")},
-    "networks.pretrained": "lab.training.pretrained",
+    "networks.pretrained": "lab.experiments.experiment",
     "hypergradient": "alignment",
     "transfer": "learned.policy",
     "policy_file": "learned.file",

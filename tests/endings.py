@@ -6,13 +6,18 @@ The commit is excepted too: it changes during a test when somebody works on the 
 import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from metaaugment.files import sealed
+from metaaugment.lab.experiments import run
 from metaaugment.lab.training import checkpoint
+from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.lab.training.log import Row
 from metaaugment.lab.training.trainer import Trainer, Watcher
 
@@ -53,6 +58,12 @@ def assert_same(one: Any, other: Any, path: str = "") -> None:
         assert one == other, path
 
 
+def assert_same_end(one: Path, other: Path) -> None:
+    """Two runs have the same log, but for its times, and the same last checkpoint."""
+    assert rows(one) == rows(other)
+    assert_same(final(one), final(other))
+
+
 class Stop(Watcher):
     """Sends this process a signal after a number of steps."""
 
@@ -63,3 +74,12 @@ class Stop(Watcher):
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), self.signum)
+
+
+@contextmanager
+def stopping(after: int, signum: int = signal.SIGTERM) -> Iterator[None]:
+    """A context in which a run is stopped by a signal after so many steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "Lines", lambda console: Stop(after, signum))
+        with pytest.raises(Interrupted):
+            yield

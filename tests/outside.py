@@ -33,6 +33,7 @@ from metaaugment.lab.data.folder import read_folder
 from metaaugment.lab.data.unpack import unpack
 from metaaugment.lab.experiments import results, run, validity
 from metaaugment.lab.experiments.diagnosis import INPUTS, Correlation, Diagnosis
+from metaaugment.lab.experiments.experiment import load_pretrained
 from metaaugment.lab.experiments.export import learned_policy
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place
@@ -43,7 +44,6 @@ from metaaugment.lab.report.policies import learned_in_words
 from metaaugment.lab.search.kinds import SEARCHES
 from metaaugment.lab.search.laboratory import Laboratory
 from metaaugment.lab.training.json_file import read_json
-from metaaugment.lab.training.pretrained import load_pretrained
 from metaaugment.lab.training.trainer import Trainer, check_identity
 from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.networks import NETWORKS, network

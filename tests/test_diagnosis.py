@@ -21,7 +21,7 @@ from metaaugment.lab.experiments.diagnosis import CLUES, INPUTS, LABEL, PAPER, C
 from metaaugment.lab.report import diagnosis as report
 from metaaugment.lab.seeds import HALVES, derived_seed
 from metaaugment.lab.training import json_file
-from metaaugment.lab.training.schedule import cosine
+from metaaugment.lab.training.trainer import cosine
 from metaaugment.ops import INDEX
 from metaaugment.policy import build
 
@@ -165,14 +165,6 @@ def test_small_draws_are_random_and_the_largest_are_halves() -> None:
     common = set(labels[drawn[32][0]].tolist()) & set(labels[drawn[32][1]].tolist())
     assert len(common) < 8
     assert not torch.equal(drawn[32][0], alignment.draws(labels, 1)[32][0])
-
-
-def test_correlation() -> None:
-    a = torch.tensor([1.0, 2.0, 4.0, 3.0])
-    assert prediction.correlation(a, 3 * a - 7) == pytest.approx(1)
-    assert prediction.correlation(a, -a) == pytest.approx(-1)
-    assert prediction.correlation(a, torch.ones(4)) == 0
-    assert prediction.correlation(a, torch.tensor([1.0, -1.0, 1.0, -1.0])) == pytest.approx(0)
 
 
 def test_pairs_that_were_not_fitted_have_the_mean_of_all() -> None:

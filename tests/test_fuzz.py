@@ -31,6 +31,7 @@ from metaaugment.lab.data.layout import Missing
 from metaaugment.lab.data.unpack import unpack
 from metaaugment.lab.experiments import results, validity
 from metaaugment.lab.experiments.diagnosis import INPUTS, Correlation, Diagnosis
+from metaaugment.lab.experiments.experiment import load_pretrained
 from metaaugment.lab.experiments.export import learned_policy
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.recipe import Recipe
@@ -39,7 +40,6 @@ from metaaugment.lab.report import operations, seen
 from metaaugment.lab.search.kinds import SEARCHES
 from metaaugment.lab.search.laboratory import TRIALS, Laboratory
 from metaaugment.lab.training.json_file import read_json
-from metaaugment.lab.training.pretrained import load_pretrained
 from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.networks import network
 

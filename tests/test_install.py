@@ -86,7 +86,7 @@ with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     from metaaugment.transfer import LearnedPolicy
     from metaaugment.data.files import read_image
-    from metaaugment.training import schedule
+    from metaaugment.training import folder
     from metaaugment import sealed
     learner = ma.Learner(ma.network("small-cnn", 10), ma.UniformSampler(), ma.UniformPolicy(), None, None, "forward")
 assert LearnedPolicy is ma.LearnedPolicy
@@ -98,7 +98,7 @@ print(*(f"{one.category.__name__} {one.filename} {one.message}" for one in told)
     assert ended.returncode == 0, ended.stderr
     told = ended.stdout.splitlines()
     assert told[0].startswith("DeprecationWarning <string> metaaugment.transfer is now metaaugment.learned.policy")
-    assert [name for name in ("lab.data.files", "lab.training.schedule", "files.sealed") if f".{name};" in str(told)]
+    assert [name for name in ("lab.data.files", "lab.training.folder", "files.sealed") if f".{name};" in str(told)]
     assert "extractor=…, features=…, route=…" in told[-1]
 
 

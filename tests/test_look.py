@@ -156,9 +156,9 @@ def test_methods_without_a_policy_have_nothing_to_look_at(tmp_path: Path) -> Non
     assert not (tmp_path / checkpoint.LOOK).exists()
 
 
-@pytest.mark.parametrize(("batch", "copies", "limit"), [(16, 4, 40), (16, 1, 40), (16, 8, 100)])
+@pytest.mark.parametrize(("copies", "limit"), [(4, 40), (1, 40), (8, 100)])
 def test_what_is_shown_is_among_what_is_kept(
-    batch: int, copies: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    copies: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a mini-batch, or its copies, are more than is kept."""
     monkeypatch.setitem(look_module.SAMPLES, "small", limit)
@@ -192,10 +192,6 @@ def test_of_few_samples_none_is_shown_as_high_and_as_low(n: int) -> None:
     parts = {name: {seen.pictures.sample[at] for at in places} for name, places in shown(seen).items()}
     assert not (parts["high"] | parts["easy"]) & (parts["low"] | parts["hard"])
     assert len(parts["high"]) == len(parts["low"]) == min(EXTREMES, n // 2)
-
-
-def test_fewer_samples_than_are_shown() -> None:
-    assert sorted(set(chosen(torch.tensor([2.0, 1.0]), torch.tensor([0.0, 1.0])).tolist())) == [0, 1]
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from metaaugment.lab.experiments import validity
 from metaaugment.lab.experiments.methods import METHODS
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.recipe import Recipe
-from metaaugment.lab.training.schedule import cosine
+from metaaugment.lab.training.trainer import cosine
 from metaaugment.networks import NETWORKS
 from metaaugment.ops import SPACES
 

@@ -22,6 +22,7 @@ from sqlalchemy import MetaData
 from torch import Tensor, nn
 
 import metaaugment as ma
+from metaaugment.files.lock import FileLock
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.found import Function
 from metaaugment.lab.baselines.sub_policies import SubPolicies, SubPolicySampler
@@ -32,7 +33,6 @@ from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.search import crew, faa, studies
 from metaaugment.lab.search.faa import Settings, propose
-from metaaugment.lab.search.file_lock import FileLock
 from metaaugment.lab.search.fold import Fold, divide
 from metaaugment.lab.search.kinds import SEARCHES
 from metaaugment.lab.search.laboratory import Laboratory

@@ -22,6 +22,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from metaaugment.files.lock import FileLock
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.found import Function
 from metaaugment.lab.baselines.schedule import Schedule, Stage
@@ -32,7 +33,6 @@ from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.search import pba, population
 from metaaugment.lab.search.evolution import Functions, exploit, explore, intervals
-from metaaugment.lab.search.file_lock import FileLock
 from metaaugment.lab.search.kinds import SEARCHES
 from metaaugment.lab.search.laboratory import Laboratory
 from metaaugment.lab.search.search import search

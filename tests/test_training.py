@@ -9,16 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal
 
 import pytest
 import torch
 from rich.console import Console
 
 from metaaugment.files import sealed
+from metaaugment.files.sealed import Damaged
 from metaaugment.lab.baselines import published
 from metaaugment.lab.data import DataSet, Images, dataset
 from metaaugment.lab.data.batches import Batch, Reader
@@ -29,12 +30,12 @@ from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.training import checkpoint, machine, trainer
 from metaaugment.lab.training.interruption import Interrupted, Interruption
+from metaaugment.lab.training.json_file import Within, read_as, write_json
 from metaaugment.lab.training.log import Row
 from metaaugment.lab.training.trainer import Trainer, Watcher
 from metaaugment.learned.policy import LearnedPolicy
-from metaaugment.learner import Learner
 
-from endings import Stop, assert_same, final, rows
+from endings import Stop, assert_same, assert_same_end, final, rows, stopping
 from trees import write_folder
 
 QUIET = Console(quiet=True)
@@ -49,6 +50,18 @@ def small(**values: Any) -> Recipe:
 def train(out: Path, resume: bool = False, **values: Any) -> dict[str, Any]:
     place = Place(resume=out) if resume else Place(out=out)
     return run.train(small(**values), place, QUIET)
+
+
+def told(out: Path, given: Collection[str] = (), **values: Any) -> str:
+    """What a run says that is given these flags."""
+    said = io.StringIO()
+    run.train(small(**values), Place(out=out), Console(file=said, width=500), given)
+    return said.getvalue()
+
+
+def accuracies(out: Path) -> list[float]:
+    result = json.loads((out / "result.json").read_text())
+    return [result[name] for name in ("test_accuracy", "test_loss", "val_accuracy")]
 
 
 def read_log(out: Path) -> list[Row]:
@@ -81,15 +94,15 @@ UPDATES = {2: ("2 policy updates", "2.1"), 4: ("1 policy update", "1.6"), 8: ("0
 
 @pytest.mark.parametrize(("every", "updates"), UPDATES.items())
 def test_it_introduces_itself_with_what_an_epoch_has(every: int, updates: tuple[str, str], tmp_path: Path) -> None:
-    said = io.StringIO()
-    run.train(small(epochs=1, every=every), Place(out=tmp_path / "run"), Console(file=said, width=500))
     number, cost = updates
-    assert f"an epoch is 4 steps of 50 images and {number} of 100 validation images, about {cost} ×" in said.getvalue()
-    copied, unknown = io.StringIO(), io.StringIO()
-    run.train(small(epochs=1, every=2, copies=2), Place(out=tmp_path / "copied"), Console(file=copied, width=500))
-    assert "about 3.5 × plain" in copied.getvalue()  # 2 + (2 · 0.8 + 2 · 0.7) / 2
-    run.train(small(epochs=1, route="forward"), Place(out=tmp_path / "route"), Console(file=unknown, width=500))
-    assert "× plain" not in unknown.getvalue()
+    wanted = f"an epoch is 4 steps of 50 images and {number} of 100 validation images, about {cost} ×"
+    assert wanted in told(tmp_path / "run", epochs=1, every=every)
+
+
+def test_it_says_what_an_epoch_costs_where_that_is_known(tmp_path: Path) -> None:
+    copied = told(tmp_path / "copied", epochs=1, copies=2)
+    assert "about 3.5 × plain" in copied  # 2 + (2 · 0.8 + 2 · 0.7) / 2
+    assert "× plain" not in told(tmp_path / "route", epochs=1, route="forward")
 
 
 def test_flags_without_effect_are_said_so_and_have_none(tmp_path: Path) -> None:
@@ -101,14 +114,10 @@ def test_flags_without_effect_are_said_so_and_have_none(tmp_path: Path) -> None:
         "window": 3, "route": "unrolled", "lagged": False, "every": 1, "random_epochs": 1, "frozen_epochs": 1,
     }  # fmt: skip
     assert values.keys() == validity.LEARNING
-    said = io.StringIO()
-    place = Place(out=tmp_path / "changed")
-    recipe = small(epochs=2, method="randaugment", **values)
-    changed = run.train(recipe, place, Console(file=said, width=500), frozenset(["epsilon", "every", "epochs"]))
-    assert "--epsilon, --every have no effect: --method randaugment learns no policy" in said.getvalue()
-    plain = train(tmp_path / "plain", epochs=2, method="randaugment")
-    for name in ("test_accuracy", "test_loss", "val_accuracy"):
-        assert changed[name] == plain[name]
+    said = told(tmp_path / "changed", ("epsilon", "every", "epochs"), **{"method": "randaugment", **values})
+    assert "--epsilon, --every have no effect: --method randaugment learns no policy" in said
+    train(tmp_path / "plain", method="randaugment")
+    assert accuracies(tmp_path / "changed") == accuracies(tmp_path / "plain")
 
 
 @pytest.mark.parametrize(
@@ -130,14 +139,10 @@ def test_flags_without_effect_are_said_so_and_have_none(tmp_path: Path) -> None:
 def test_flags_of_other_methods_are_said_to_have_no_effect_and_have_none(
     method: str, values: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    said = io.StringIO()
-    recipe = small(epochs=1, method=method, **values)
-    assert values.keys() <= validity.idle(recipe).keys()
-    changed = run.train(recipe, Place(out=tmp_path / "changed"), Console(file=said, width=500), frozenset(values))
-    assert why in said.getvalue()
-    plain = train(tmp_path / "plain", epochs=1, method=method)
-    for name in ("test_accuracy", "test_loss", "val_accuracy"):
-        assert changed[name] == plain[name]
+    assert values.keys() <= validity.idle(small(method=method, **values)).keys()
+    assert why in told(tmp_path / "changed", values, epochs=1, method=method, **values)
+    train(tmp_path / "plain", epochs=1, method=method)
+    assert accuracies(tmp_path / "changed") == accuracies(tmp_path / "plain")
 
 
 def test_what_decides_nothing_depends_on_the_rest_of_a_recipe() -> None:
@@ -154,16 +159,12 @@ def test_what_decides_nothing_depends_on_the_rest_of_a_recipe() -> None:
 
 
 def test_a_policy_that_will_never_be_updated_is_said_so_at_the_start(tmp_path: Path) -> None:
-    said = io.StringIO()
-    run.train(small(epochs=1, every=5), Place(out=tmp_path / "run"), Console(file=said, width=500))
-    assert "the policy will never be updated: --every is 5, and it has only 4 steps to learn in;" in said.getvalue()
-    single = io.StringIO()
-    run.train(small(epochs=1, batch=200), Place(out=tmp_path / "single"), Console(file=single, width=500))
-    assert "; an epoch is 1 step of 200 images" in single.getvalue()
-    assert "--every is 2, and it has only 1 step to learn in;" in single.getvalue()
-    longer = io.StringIO()
-    run.train(small(epochs=2, every=5), Place(out=tmp_path / "longer"), Console(file=longer, width=500))
-    assert "the policy will" not in longer.getvalue()
+    never = "the policy will never be updated: --every is 5, and it has only 4 steps to learn in;"
+    assert never in told(tmp_path / "run", epochs=1, every=5)
+    single = told(tmp_path / "single", epochs=1, batch=200)
+    assert "; an epoch is 1 step of 200 images" in single
+    assert "--every is 2, and it has only 1 step to learn in;" in single
+    assert "the policy will" not in told(tmp_path / "longer", epochs=2, every=5)
 
 
 class Watched(Images):
@@ -251,35 +252,28 @@ def test_a_policy_that_has_seen_what_is_held_back_is_refused(uninterrupted: Path
     ):
         with pytest.raises(ValueError, match=f"{flag}, but --policy .* was learned on digits"):
             train(tmp_path / "run", method="dada", policy=found, **changes)
-    said = io.StringIO()
-    run.train(small(policy=file, epochs=1), Place(out=tmp_path / "run"), Console(file=said, width=500))
-    assert "4 steps of 50 images; into" in said.getvalue(), "no updates of a policy that is not learned"
+    said = told(tmp_path / "run", policy=file, epochs=1)
+    assert "4 steps of 50 images; into" in said, "no updates of a policy that is not learned"
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(uninterrupted: Path, tmp_path: Path) -> None:
     train(tmp_path / "again")
-    assert rows(tmp_path / "again") == rows(uninterrupted)
-    assert_same(final(tmp_path / "again"), final(uninterrupted))
+    assert_same_end(tmp_path / "again", uninterrupted)
     train(tmp_path / "other", seed=1)
     assert rows(tmp_path / "other") != rows(uninterrupted)
 
 
 @pytest.mark.parametrize("after", [1, 4, 6, 11])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_a_run_where_it_can_go_on(
-    after: int, signum: int, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_stops_a_run_where_it_can_go_on(after: int, signum: int, uninterrupted: Path, tmp_path: Path) -> None:
     """Midway through an epoch, at its end, and in the last one."""
     out = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "Lines", lambda console: Stop(after, signum))
-        with pytest.raises(Interrupted):
-            train(out)
+    with stopping(after, signum):
+        train(out)
     state = sealed.load(out / checkpoint.LAST, "checkpoint")
     assert (state["epoch"], state["step"]) == divmod(after, 4)
     train(out, resume=True)
-    assert rows(out) == rows(uninterrupted)
-    assert_same(final(out), final(uninterrupted))
+    assert_same_end(out, uninterrupted)
 
 
 class StopAtTheEnd(Stop):
@@ -315,26 +309,8 @@ def test_a_signal_after_the_last_epoch_leaves_the_test_pass_to_resume(
     assert "stopped after epoch 3, step 0; nothing is lost, continue with: metaaugment train digits" in said.getvalue()
     assert not (out / "result.json").exists()
     assert_same(final(out), final(uninterrupted))
-    resumed, whole = train(out, resume=True), json.loads((uninterrupted / "result.json").read_text())
-    assert {key: resumed[key] for key in resumed if key.startswith("test_")} == {
-        key: whole[key] for key in whole if key.startswith("test_")
-    }
-
-
-def test_a_mistake_that_the_first_step_shows_leaves_the_folder_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when a network needs another route: the corrected command was refused, and so was --resume with the flag."""
-
-    def refuse(*_: object) -> NoReturn:
-        raise ValueError("another route")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "policy_backward", refuse)
-        with pytest.raises(ValueError, match="another route"):
-            run.train(small(epochs=1), Place(out=tmp_path / "run"), Console(quiet=True))
-    run.train(small(epochs=1, route="forward"), Place(out=tmp_path / "run"), Console(quiet=True))
-    assert (tmp_path / "run" / "result.json").exists()
+    train(out, resume=True)
+    assert accuracies(out) == accuracies(uninterrupted)
 
 
 def test_who_stops_a_run_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,15 +379,12 @@ def test_a_checkpoint_from_before_that_record_is_continued(stopped: Path) -> Non
 
 
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment"])
-def test_every_method_resumes(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_resumes(method: str, tmp_path: Path) -> None:
     train(tmp_path / "whole", method=method, epochs=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "Lines", lambda console: Stop(3))
-        with pytest.raises(Interrupted):
-            train(tmp_path / "run", method=method, epochs=2)
+    with stopping(3):
+        train(tmp_path / "run", method=method, epochs=2)
     train(tmp_path / "run", resume=True, method=method, epochs=2)
-    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
-    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("random_epochs", [0, 1])
@@ -438,8 +411,7 @@ def test_the_rate_of_the_policy_falls_along_a_cosine(
     )
     monkeypatch.undo()
     train(tmp_path / "whole", **changes)
-    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
-    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
     train(tmp_path / "constant", **{**changes, "policy_schedule": "constant"})
     assert rows(tmp_path / "constant") != rows(tmp_path / "whole")
 
@@ -464,8 +436,7 @@ def test_alpha_is_the_learning_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [alpha for alpha, _ in found] == pytest.approx([rate for _, rate in found])
     assert found[0][1] == 0.1 > found[-1][1] > 0
     train(tmp_path / "whole", **changes)
-    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
-    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
     train(tmp_path / "still", **{**changes, "policy_lr": 0.0})
     learned, still = (final(tmp_path / name)["learner"]["policy"] for name in ("whole", "still"))
     assert any(not torch.equal(learned[name], still[name]) for name in still)
@@ -475,20 +446,17 @@ PHASES = {"epochs": 3, "random_epochs": 1, "frozen_epochs": 1, "every": 1}
 
 
 @pytest.mark.parametrize("after", [2, 4, 6, 8, 10])
-def test_three_phases_are_one_resumable_run(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_phases_are_one_resumable_run(after: int, tmp_path: Path) -> None:
     """Random, joint, frozen: one momentum and one cosine through all; also stopped just between two of them."""
     train(tmp_path / "whole", **PHASES)
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "Lines", lambda console: Stop(after))
-        with pytest.raises(Interrupted):
-            train(tmp_path / "run", **PHASES)
+    with stopping(after):
+        train(tmp_path / "run", **PHASES)
     train(tmp_path / "run", resume=True, **PHASES)
-    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
-    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("after", [3, 7, 11])
-def test_three_phases_on_image_files(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_phases_on_image_files(after: int, tmp_path: Path) -> None:
     """Stopped within each phase: what files are read, and how they are cropped, goes on where it was."""
     root = write_folder(tmp_path / "images", {"cat": 24, "dog": 24}, side=24)
     phases = {**PHASES, "network": "small-cnn", "size": 16, "batch": 8}  # four steps an epoch
@@ -499,13 +467,10 @@ def test_three_phases_on_image_files(after: int, tmp_path: Path, monkeypatch: py
         run.train(recipe, place, QUIET)
 
     files(tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "Lines", lambda console: Stop(after))
-        with pytest.raises(Interrupted):
-            files(tmp_path / "run")
+    with stopping(after):
+        files(tmp_path / "run")
     files(tmp_path / "run", resume=True)
-    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
-    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
 def test_skipped_steps_are_counted_through_all_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -592,12 +557,10 @@ def test_momentum_comes_back_in_the_layout_of_its_parameter(tmp_path: Path) -> N
 
 
 @pytest.mark.gpu
-def test_a_run_on_a_gpu_goes_on_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_gpu_goes_on_after_a_signal(tmp_path: Path) -> None:
     """Captured, under bf16: not bit for bit, but to its end, and with the policy still learning."""
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "Lines", lambda console: Stop(10))
-        with pytest.raises(Interrupted):
-            run.train(small(epochs=6), Place(out=tmp_path / "run", device="cuda"), QUIET)
+    with stopping(10):
+        run.train(small(epochs=6), Place(out=tmp_path / "run", device="cuda"), QUIET)
     before = rows(tmp_path / "run")
     run.train(small(epochs=6), Place(resume=tmp_path / "run", device="cuda"), QUIET)
     after = rows(tmp_path / "run")
@@ -611,13 +574,11 @@ def test_a_run_on_a_gpu_goes_on_after_a_signal(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.fixture
-def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stopped(tmp_path: Path) -> Path:
     """A run with two checkpoints, at steps 4 and 6."""
     out = tmp_path / "stopped"
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "Lines", lambda console: Stop(6))
-        with pytest.raises(Interrupted):
-            train(out)
+    with stopping(6):
+        train(out)
     return out
 
 
@@ -646,8 +607,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_there(
     assert last.read_bytes() == content, "nothing is overwritten"
     (stopped / checkpoint.BEFORE).replace(last)
     train(stopped, resume=True)
-    assert rows(stopped) == rows(uninterrupted)
-    assert_same(final(stopped), final(uninterrupted))
+    assert_same_end(stopped, uninterrupted)
 
 
 def test_without_another_checkpoint_the_message_says_so(stopped: Path) -> None:
@@ -683,6 +643,42 @@ def test_a_damaged_recipe_is_named(content: str, stopped: Path) -> None:
         train(stopped, resume=True)
 
 
+@dataclass(frozen=True)
+class Of:
+    number: float
+    some: list[int] | None = None
+    by_size: dict[int, Annotated[float, Within(0, 1)]] = field(default_factory=dict)
+    way: Literal["up", "down"] = "up"
+    place: Path | None = None
+    inner: "Of | None" = None
+
+
+def test_what_a_file_holds_is_read_by_its_types(tmp_path: Path) -> None:
+    values = {"number": 2, "some": [1, 2], "by_size": {"8": 1}, "way": "down", "place": "a", "inner": {"number": 1e308}}
+    read = Of(2.0, [1, 2], {8: 1.0}, "down", Path("a"), Of(1e308))
+    write_json(tmp_path / "of", {**values, "more": 3})
+    assert read_as(Of, tmp_path / "of") == read
+    assert type(read.number) is float
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"number": "2"}, "number"), ({"number": True}, "number"), ({"number": math.nan}, "number"),
+        ({"number": 10**400}, "number"), ({"number": None}, "number"), ({"some": 3}, "some"), ({"some": [1.5]}, "some"),
+        ({"by_size": {"a": 1}}, "by_size"), ({"by_size": {"8": 2}}, "by_size.8"), ({"by_size": []}, "by_size"),
+        ({"way": "left"}, "way"), ({"way": []}, "way"), ({"place": 3}, "place"), ({"inner": {}}, "inner"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_by_its_file_and_field(wrong: dict[str, Any], name: str, tmp_path: Path) -> None:
+    write_json(tmp_path / "of", {"number": 1, **wrong})
+    with pytest.raises(Damaged, match=rf"of is damaged: its field '{name}' is .*, which is not a valid value; restore"):
+        read_as(Of, tmp_path / "of")
+    write_json(tmp_path / "of", {})
+    with pytest.raises(Damaged, match="of is damaged: its field 'number' is missing"):
+        read_as(Of, tmp_path / "of")
+
+
 def test_another_precision_is_refused(stopped: Path) -> None:
     with pytest.raises(ValueError, match="its precision is 'float32', not 'bf16'"):
         run.train(small(), Place(resume=stopped, precision="bf16"), QUIET)
@@ -703,22 +699,6 @@ def test_a_run_that_died_before_it_began_is_begun_by_the_same_command(uninterrup
     (tmp_path / "run" / ".recipe.json.part").write_text('{"na')
     train(tmp_path / "run")
     assert rows(tmp_path / "run") == rows(uninterrupted)
-
-
-def test_a_full_disk_loses_nothing(stopped: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (stopped / checkpoint.LAST).read_bytes()
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            train(stopped, resume=True)
-    assert (stopped / checkpoint.LAST).read_bytes() == before
-    assert not list(stopped.glob(".*.part"))
-    train(stopped, resume=True)
-    assert_same(final(stopped), final(uninterrupted))
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
@@ -791,18 +771,14 @@ def test_a_finished_run_is_told_where_its_policy_lies_and_is_looked_at_under_no_
         run.as_it_was(tmp_path / "run", Place(), QUIET)
 
 
-def test_a_checkpoint_leaves_out_what_the_policy_file_holds(
-    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_leaves_out_what_the_policy_file_holds(uninterrupted: Path, tmp_path: Path) -> None:
     """A policy of WRN-28-10 made the checkpoint of a WRN-40-2 eight times as large; older ones have it."""
     file = tmp_path / "policy.safetensors"
     policy = learned_policy(uninterrupted)
     policy.save(file)
     train(tmp_path / "whole", policy=file)
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "Lines", lambda console: Stop(6))
-        with pytest.raises(Interrupted):
-            train(tmp_path / "run", policy=file)
+    with stopping(6):
+        train(tmp_path / "run", policy=file)
     state = sealed.load(tmp_path / "run" / checkpoint.LAST, "checkpoint")
     assert state["learner"].keys() == {"alpha", "steps", "skipped", "rank", "sampler"}
     _, frozen, extractor = policy.parts()
@@ -810,8 +786,7 @@ def test_a_checkpoint_leaves_out_what_the_policy_file_holds(
     state["learner"] |= {"policy": frozen.state_dict(), "extractor": extractor.state_dict()}
     sealed.save(tmp_path / "run" / checkpoint.LAST, "checkpoint", state)
     train(tmp_path / "run", resume=True)
-    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
-    assert_same(final(tmp_path / "run"), final(tmp_path / "whole"))
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("left", [200, 199, 3])

@@ -1,17 +1,12 @@
 """Writing whole or not at all: a file, of which whoever reads sees the old one or the new one, or a line of a file."""
 
-import errno
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows, which cannot open a folder either
-    fcntl = None
+from metaaugment.files import lock
 
 PATIENCE = 120.0  # seconds that a writer waits for another one in the same folder
 
@@ -42,7 +37,7 @@ def append_line(file: Path, line: str) -> None:
     """
     try:
         # Others wait: restoring the length must not cut off their lines.
-        with file.open("ab+", buffering=0) as content, _locked(content.fileno()):
+        with file.open("ab+", buffering=0) as content, lock.held(content.fileno(), PATIENCE):
             _append(content, line.encode() + b"\n")
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(file)) from None
@@ -69,46 +64,13 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
     At the end, what was written is safe against a loss of power.
     """
-    if fcntl is None:
+    if lock.fcntl is None:  # Windows, which cannot open a folder either
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with _locked(handle):
+        with lock.held(handle, PATIENCE):
             yield
             os.fsync(handle)
     finally:
         os.close(handle)
-
-
-@contextmanager
-def _locked(handle: int) -> Iterator[None]:
-    """Have other processes wait that lock this open file or folder, too."""
-    if fcntl is None:
-        yield
-        return
-    try:
-        alone = acquire(handle, PATIENCE)
-    except OSError:  # a file system without locks
-        alone = True
-    if not alone:
-        raise OSError(errno.EBUSY, f"another process has been writing there for {PATIENCE:g} s")
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough if a forked child has it too
-
-
-def acquire(handle: int, patience: float) -> bool:
-    """Lock an open file or folder, waiting so many seconds for another process; returns whether it is locked now."""
-    assert fcntl is not None
-    until = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-        time.sleep(0.01)

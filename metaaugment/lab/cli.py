@@ -15,9 +15,8 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 import metaaugment
 from metaaugment.distributed import rank
 from metaaugment.lab.command import HELP, Group, understood
-from metaaugment.lab.program import Patient, in_a_sentence, write_any_character
+from metaaugment.lab.program import Patient, in_a_sentence, on_terminal, write_any_character
 from metaaugment.lab.training import launch
-from metaaugment.lab.training.terminal import on_terminal
 
 if TYPE_CHECKING:
     from metaaugment.lab.experiments.recipe import Recipe

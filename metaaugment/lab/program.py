@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from rich.console import Console
 
@@ -13,7 +13,6 @@ from metaaugment.distributed import Parted
 from metaaugment.guard.faults import full_memory, lost_reader
 from metaaugment.lab.training import launch
 from metaaugment.lab.training.interruption import Interrupted
-from metaaugment.lab.training.terminal import on_terminal
 
 
 class Patient(Console):
@@ -30,6 +29,12 @@ class Patient(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def on_terminal(stream: TextIO | None = None) -> bool:
+    """Whether a stream, by default the standard output, is a terminal, whatever FORCE_COLOR makes of colors."""
+    stream = stream or sys.stdout
+    return stream is not None and stream.isatty()
 
 
 def write_any_character() -> None:

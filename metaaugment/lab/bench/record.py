@@ -12,9 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from metaaugment.lab.program import on_terminal
 from metaaugment.lab.training.json_file import write_json
 from metaaugment.lab.training.machine import choose_device, commit, machine
-from metaaugment.lab.training.terminal import on_terminal
 
 ROUNDS = 7
 Name = TypeVar("Name")

@@ -11,8 +11,8 @@ against s by the other half, so that it gains nothing from the noise of a small 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
 import torch
 
@@ -22,7 +22,7 @@ from metaaugment.lab.experiments.alignment import REPEATS, SMALLEST, Samples, St
 from metaaugment.lab.experiments.prediction import by_image, correlation, predictability
 from metaaugment.lab.seeds import JUDGES, derived_seed
 from metaaugment.lab.training.evaluation import evaluate
-from metaaugment.lab.training.json_file import is_number
+from metaaugment.lab.training.json_file import Within, typed
 from metaaugment.lab.training.machine import threads
 from metaaugment.learner import Learner
 from metaaugment.policy import FeaturePolicy, as_policy, innermost
@@ -35,14 +35,16 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "pair": ("pair",),
     **{names: tuple(names.split(", ")) for names in ("embedding", "feature", PAPER, "clues", CLUES, LABEL)},
 }
+Count = Annotated[int, Within(0, 1e9)]
+Amount = Annotated[float, Within(0, 1e9)]
 
 
 @dataclass(frozen=True)
 class Correlation:
     """Mean and standard deviation over the repetitions."""
 
-    mean: float
-    deviation: float
+    mean: Annotated[float, Within(-1.01, 1.01)]
+    deviation: Annotated[float, Within(0, 2)]
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Correlation":
@@ -61,19 +63,19 @@ class Correlation:
 class Diagnosis:
     """What was found, and the verdict."""
 
-    samples: int
-    validation: int
-    update: int | None  # validation images per policy update of the run
-    accuracy: float  # on the validation images
-    chance: float  # the highest accuracy of a network that knows nothing about them
+    samples: Count
+    validation: Count
+    update: Count | None  # validation images per policy update of the run
+    accuracy: Amount  # on the validation images
+    chance: Amount  # the highest accuracy of a network that knows nothing about them
     noise: dict[int, Correlation]  # of s by two disjoint validation draws, keyed by their size
     predicted: dict[str, Correlation]  # of s with a prediction of it, keyed by what that is made from
     captured: Correlation | None  # of the policy's outputs and s
     sees: str = PAPER  # what the policy of the run sees, a key of `predicted`
     learns: bool = True  # whether the run learns that policy
     regresses: bool = False  # whether the policy learns to predict s
-    epoch: int | None = None  # epochs that the run had finished when diagnosed; older diagnoses do not say
-    step: int | None = None  # steps that it had finished in the epoch after these
+    epoch: Count | None = None  # epochs that the run had finished when diagnosed; older diagnoses do not say
+    step: Count | None = None  # steps that it had finished in the epoch after these
     seed: int | None = None  # from which samples and halves were drawn
 
     @property
@@ -104,30 +106,12 @@ class Diagnosis:
     def from_json(cls, values: Mapping[str, Any]) -> "Diagnosis":
         """What `to_json` gave; ValueError for anything else."""
         try:
-            noise = {int(size): _number(found) for size, found in values["noise"].items()}
-            predicted = {name: _number(values["predicted"][name]) for name in INPUTS}
-            captured = None if values["captured"] is None else _number(values["captured"])
-            plain = {
-                name: values[name]
-                for name in ("samples", "validation", "update", "accuracy", "chance", "sees", "learns")
-            }
-            epoch, step, seed = values.get("epoch"), values.get("step"), values.get("seed")
-            regresses = values.get("regresses", False)
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"the diagnosis is damaged ({type(error).__name__}: {error})") from None
-        numbers = [plain[name] for name in ("samples", "validation", "accuracy", "chance")]
-        numbers += [plain["update"]] if plain["update"] is not None else []
-        good = all(is_number(number) and 0 <= number < 1e9 for number in numbers)
-        if not noise or not good or plain["sees"] not in list(predicted) or type(plain["learns"]) is not bool:
+            found = typed(cls, values, always=("sees", "learns"))
+        except ValueError as error:
+            raise ValueError(f"the diagnosis is damaged: its {error}") from None
+        if not found.noise or not {found.sees, *INPUTS} <= found.predicted.keys():
             raise ValueError("the diagnosis is damaged: numbers are missing")
-        if type(regresses) is not bool:
-            raise ValueError("the diagnosis is damaged: it does not say how the policy learns")
-        if not all(value is None or (type(value) is int and 0 <= value < 10**9) for value in (epoch, step)):
-            raise ValueError("the diagnosis is damaged: its epoch or step is not a whole number")
-        if seed is not None and type(seed) is not int:
-            raise ValueError("the diagnosis is damaged: its seed is not a whole number")
-        found = {"noise": noise, "predicted": predicted, "captured": captured, "regresses": regresses}
-        return cls(**plain, **found, epoch=epoch, step=step, seed=seed)
+        return replace(found, predicted={name: found.predicted[name] for name in INPUTS})
 
     def verdict(self) -> str:
         """The first of these judgements that applies: what was found, and what to do about it."""
@@ -326,10 +310,3 @@ def captured(samples: Samples, seed: int) -> Correlation | None:
         judge = by_image(samples.place, torch.Generator().manual_seed(derived_seed(seed, JUDGES, repeat)))[2]
         values.append(correlation(samples.outputs[judge], other[judge]))
     return Correlation.of(values)
-
-
-def _number(found: Mapping[str, float]) -> Correlation:
-    correlation = Correlation(float(found["mean"]), float(found["deviation"]))
-    if not (abs(correlation.mean) <= 1.01 and 0 <= correlation.deviation <= 2):
-        raise ValueError(f"the diagnosis is damaged: a correlation is {correlation.mean:g} ± {correlation.deviation:g}")
-    return correlation

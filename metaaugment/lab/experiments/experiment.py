@@ -1,17 +1,21 @@
-"""From a recipe to the parts of its experiment: data, network, and learners for each phase."""
+"""From a recipe to its experiment: data, network, learners for each phase, and the trainer of them all."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypedDict
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from torch import Tensor, nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from metaaugment.batch_norm import with_global_statistics
@@ -21,17 +25,18 @@ from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.found import FoundPolicy
 from metaaugment.lab.baselines.rand_augment import further
 from metaaugment.lab.data import DATASETS, DataSet, augment, dataset
+from metaaugment.lab.data.batches import Batches, Reader, on_device
 from metaaugment.lab.data.refused import Refused
 from metaaugment.lab.experiments import validity
 from metaaugment.lab.experiments.flags import flag
 from metaaugment.lab.experiments.methods import METHODS, copies
 from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
-from metaaugment.lab.seeds import DRAWS, INITIAL, derived_seed
+from metaaugment.lab.seeds import DRAWS, INITIAL, LOOKS, ORDER, VALIDATION_ORDER, derived_seed
 from metaaugment.lab.training.launch import own_device
+from metaaugment.lab.training.look import Look
 from metaaugment.lab.training.machine import choose_device
-from metaaugment.lab.training.pretrained import load_pretrained
-from metaaugment.lab.training.trainer import Phase
+from metaaugment.lab.training.trainer import Phase, Trainer, Watcher, cosine
 from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.learner import Learner
 from metaaugment.networks import network
@@ -43,21 +48,6 @@ from metaaugment.sampler import FixedSampler, Sampler, SingleSampler, UniformSam
 # these numbers, unless a single mini-batch is larger. On an H200 WRN-40-2 trains on 42,600 images/s in mini-batches of
 # 512, and on 28,900 in mini-batches of 128.
 PART = 256, 512
-
-
-class Handling(TypedDict):
-    """Arguments of `Learner` that say how it handles images, loss and pace."""
-
-    every: int
-    part: int | None
-    copies: int
-    loss: Callable[[Tensor, Tensor], Tensor]
-    before: augment.Augmentation | None
-    after: augment.Augmentation | None
-    prepare: augment.Augmentation
-    generator: torch.Generator
-    space: str | Space
-    fill: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -140,7 +130,7 @@ class Experiment:
             extractor=extractor, route=recipe.route, lagged=recipe.lagged, alpha=recipe.alpha, **self.handling(space),
         )  # fmt: skip
 
-    def handling(self, space: str | Space | None = None) -> Handling:
+    def handling(self, space: str | Space | None = None) -> dict[str, Any]:
         """What a learner takes from the recipe whatever its sampler and policy are."""
         recipe, data, generator = self.recipe, self.data, self.generator
         method = METHODS[recipe.method]
@@ -183,6 +173,61 @@ class Experiment:
 
     def normalization(self) -> augment.Augmentation:
         return augment.normalization(self.data.mean, self.data.std, self.device, self.layout, self.dtype)
+
+
+def trainer(
+    experiment: Experiment,
+    place: Place,
+    out: Path,
+    reader: Reader,
+    watchers: Sequence[Watcher],
+    phases: Sequence[Phase] | None = None,
+) -> Trainer:
+    """The trainer of an experiment, through the phases of its method unless others are given."""
+    recipe, data, device = experiment.recipe, experiment.data, experiment.device
+    beside = recipe.policy_batch / recipe.every  # validation images per step
+    reader, for_policy = reader.shared_out(beside / (beside + recipe.batch)) if recipe.learns else (reader, reader)
+    batches = Batches(on_device(data.train, device), recipe.batch, derived_seed(recipe.seed, ORDER), device, reader)
+    validation = Batches(
+        on_device(data.val, device), min(recipe.policy_batch, len(data.val)),
+        derived_seed(recipe.seed, VALIDATION_ORDER), device, for_policy, middles=True,
+    )  # fmt: skip
+    looked_at = Batches(batches.split, recipe.batch, derived_seed(recipe.seed, LOOKS), device, Reader(0, reader.skip))
+    digits = place.precision or ("bf16" if device.type == "cuda" else "float32")
+    assert (digits == "float64") == (experiment.dtype == torch.float64)
+    half = partial(torch.autocast, device.type, torch.bfloat16)
+    precision = half if digits == "bf16" else contextlib.nullcontext
+    optimizer = SGD(
+        experiment.network.parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay,
+        nesterov=recipe.nesterov, fused=device.type == "cuda",
+    )  # fmt: skip
+    optimizer = clipped(optimizer, recipe.clip)
+    steps = recipe.epochs * batches.steps
+    rate = cosine(recipe.lr, steps, recipe.warmup_epochs * batches.steps, recipe.warmup_lr)
+    policy_rate = cosine(recipe.policy_lr, steps) if recipe.policy_schedule == "cosine" else None
+    identity = {
+        **recipe.to_json(),
+        "device": device.type,
+        "precision": digits,
+        "data": data.fingerprint(),
+        "policy_sha256": experiment.policy_digest(),
+        # What an exported policy or network has to know about the data, in types that survive JSON.
+        "classes": list(data.classes),
+        "num_classes": data.num_classes,
+        "channels": data.channels,
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "fill": list(data.fill),
+        "sides": list(data.val.sides),
+    }
+    phases = phases or experiment.phases()
+    # Captured steps were never tried with collectives inside, nor with deterministic algorithms.
+    captured = place.capture and device.type == "cuda" and world_size() == 1 and not place.deterministic
+    return Trainer(
+        experiment.network, optimizer, phases, batches, validation, rate, out, identity, precision,
+        captured=captured, watchers=watchers, look=Look(looked_at, data.classes), policy_rate=policy_rate,
+        alpha=rate if recipe.real_alpha else None,
+    )  # fmt: skip
 
 
 def policy_digest(policy: LearnedPolicy | FoundPolicy) -> str:
@@ -307,6 +352,39 @@ def assemble(
     net = placed(net, recipe, device, dtype, layout)
     generator = torch.Generator(device).manual_seed(derived_seed(recipe.seed, DRAWS))
     return Experiment(recipe, data, net, device, generator, layout, dtype=dtype)
+
+
+def load_pretrained(net: nn.Module, file: Path) -> bool:
+    """Start from a user's weights; False if their last layer is for other classes, in which case ours stays fresh."""
+    with file.open("rb"):  # its OSError names the file and the reason; that of safetensors does not
+        pass
+    try:
+        weights = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(
+            f"--pretrained {file} is not a safetensors file ({error}); load the weights with torch.load, and write "
+            "them with safetensors.torch.save_file"
+        ) from None
+    own = net.state_dict()
+    head = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)][-1]
+    fresh = [f"{head}.{part}" for part in ("weight", "bias")]
+    if all(name in weights and weights[name].shape != own[name].shape for name in fresh):
+        weights = {name: value for name, value in weights.items() if name not in fresh}
+    else:
+        fresh = []
+    for name, value in own.items():
+        if name in fresh or (name.endswith("num_batches_tracked") and name not in weights):
+            continue
+        if name not in weights or weights[name].shape != value.shape:
+            found = f"{tuple(weights[name].shape)} in the file" if name in weights else "missing in the file"
+            raise ValueError(
+                f"--pretrained {file} does not fit: {name} is {tuple(value.shape)} in the network and {found}; "
+                "name the network that the file was made with by --network"
+            )
+    if unknown := sorted(weights.keys() - own.keys()):
+        raise ValueError(f"--pretrained {file} has {unknown[0]}, which the network lacks; choose another --network")
+    net.load_state_dict(weights, strict=False)
+    return not fresh
 
 
 def placed(

@@ -13,10 +13,10 @@ from metaaugment.features import feature_dim
 from metaaugment.files.atomic import write_atomically
 from metaaugment.lab.data.augment import normalization
 from metaaugment.lab.experiments.methods import METHODS
-from metaaugment.lab.experiments.outcome import accuracy_key
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.training import checkpoint
 from metaaugment.lab.training import folder as run_folder
+from metaaugment.lab.training.folder import accuracy_key
 from metaaugment.lab.training.json_file import read_json
 from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.learner import Learner

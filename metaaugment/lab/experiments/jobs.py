@@ -21,12 +21,12 @@ from metaaugment.lab.experiments import results
 from metaaugment.lab.experiments.experiment import policy_digest
 from metaaugment.lab.experiments.export import learned_policy
 from metaaugment.lab.experiments.flags import flag, flags, flags_of
-from metaaugment.lab.experiments.outcome import accuracy_key
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.experiments.tables import ROWS, Entry, Row, folder_name
 from metaaugment.lab.training import folder as run_folder
+from metaaugment.lab.training.folder import accuracy_key
 from metaaugment.lab.training.json_file import read_json, write_json
 from metaaugment.lab.training.launch import launch
 from metaaugment.lab.training.log import LOG

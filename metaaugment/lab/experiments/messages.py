@@ -14,7 +14,6 @@ from metaaugment.lab.experiments import validity
 from metaaugment.lab.experiments.experiment import Experiment
 from metaaugment.lab.experiments.flags import flag
 from metaaugment.lab.experiments.methods import METHODS, copies
-from metaaugment.lab.experiments.outcome import UNREADABLE, accuracy_key
 from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.training import checkpoint
@@ -105,8 +104,8 @@ def say_idle(recipe: Recipe, said: Collection[str], console: Console) -> None:
 def conclude(result: dict[str, Any], out: Path, console: Console) -> None:
     if result["unreadable_files"]:
         skipped = number_of("image file", result["unreadable_files"])
-        console.print(f"skipped {skipped} that could not be read; see {out / UNREADABLE}", soft_wrap=True)
-    accuracy = accuracy_key(result)
+        console.print(f"skipped {skipped} that could not be read; see {out / run_folder.UNREADABLE}", soft_wrap=True)
+    accuracy = run_folder.accuracy_key(result)
     words = "test accuracy" if accuracy == "test_accuracy" else "accuracy on held-back images"
     top5 = accuracy.replace("accuracy", "top5")
     further = f", top-5 {result[top5]:.2%}" if DATASETS[result["recipe"]["dataset"]].top5 else ""

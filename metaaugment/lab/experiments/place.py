@@ -14,7 +14,7 @@ from metaaugment.lab.data.layout import data_root
 from metaaugment.lab.experiments.flags import flags, refuse
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.training.folder import PLACE
-from metaaugment.lab.training.json_file import damaged, read_json, write_json
+from metaaugment.lab.training.json_file import read_as, write_json
 from metaaugment.lab.training.machine import cores
 
 MAX_WORKERS, MAX_THREADS = 128, 1024
@@ -95,9 +95,7 @@ class Place:
         if self.data is not None or not (folder / PLACE).exists():
             return self
         try:
-            data = read_json(folder / PLACE).get("data")
-            if not isinstance(data, str):
-                raise damaged(folder / PLACE, "it names no folder")
+            data = read_as(_Memory, folder / PLACE).data
         except Damaged as error:
             raise Damaged(error.file, error.reason, "remove it, and say where the data are with --data DIR") from None
         if not os.path.isdir(data):  # whatever the text: Path.is_dir raises for one that is too long
@@ -114,6 +112,13 @@ class Place:
     def flags(self) -> list[str]:
         """Its flags, but for the folder of the run, which differs from one run to the next."""
         return flags(self, Place(), (field.name for field in fields(self) if field.name not in ("out", "resume")))
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What `Place.remember` writes."""
+
+    data: str
 
 
 def check_threads(number: int | None) -> None:

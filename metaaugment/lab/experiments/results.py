@@ -9,9 +9,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from metaaugment.files.atomic import write_atomically
-from metaaugment.lab.experiments.outcome import accuracy_key
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.tables import COMPARISONS, ROWS, Entry, folder_name
+from metaaugment.lab.training.folder import accuracy_key
 from metaaugment.lab.training.json_file import damaged, is_number, read_json
 from metaaugment.lab.training.log import FIGURES
 from metaaugment.lab.training.machine import commits

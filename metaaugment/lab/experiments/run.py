@@ -1,38 +1,35 @@
 """A run: an experiment trained in a folder of its own, and evaluated once on the test set."""
 
 import contextlib
+import math
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch.optim import SGD
 
 from metaaugment.distributed import everyone, first, highest, rank, world_size
-from metaaugment.lab.data import CorruptImage, DataSet
-from metaaugment.lab.data.batches import Batches, Reader, on_device, once, own_part
-from metaaugment.lab.experiments.experiment import Experiment, check_sizes, clipped, prepare
+from metaaugment.files.atomic import write_atomically
+from metaaugment.lab.data import CorruptImage
+from metaaugment.lab.data.batches import Reader, on_device, once, own_part
+from metaaugment.lab.experiments.experiment import Experiment, check_sizes, prepare, trainer
 from metaaugment.lab.experiments.flags import check_agreement
 from metaaugment.lab.experiments.messages import conclude, fault_in_words, introduce, say_idle
-from metaaugment.lab.experiments.outcome import write_result
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place, check_threads
 from metaaugment.lab.experiments.recipe import Recipe
-from metaaugment.lab.seeds import LOOKS, ORDER, VALIDATION_ORDER, derived_seed
 from metaaugment.lab.training import checkpoint
 from metaaugment.lab.training import folder as run_folder
-from metaaugment.lab.training.evaluation import evaluate
+from metaaugment.lab.training.evaluation import Score, evaluate
 from metaaugment.lab.training.interruption import Interrupted, Interruption, heeding
 from metaaugment.lab.training.json_file import read_json, write_json
 from metaaugment.lab.training.launch import launch, restarted
-from metaaugment.lab.training.look import Look
-from metaaugment.lab.training.machine import deterministic, threads
+from metaaugment.lab.training.machine import deterministic, machine, threads
 from metaaugment.lab.training.progress import Bar, Lines, TensorBoard
-from metaaugment.lab.training.schedule import cosine
-from metaaugment.lab.training.trainer import Phase, Trainer, Watcher, check_identity
+from metaaugment.lab.training.trainer import Trainer, Watcher, check_identity
 
 # Seconds that restarted processes wait for those before them to release the folder.
 DYING = 30.0
@@ -133,54 +130,6 @@ def _note_policy(experiment: Experiment, out: Path) -> None:
     write_json(out / run_folder.RECIPE, recipe.to_json())
 
 
-def trainer(
-    experiment: Experiment,
-    place: Place,
-    out: Path,
-    reader: Reader,
-    watchers: Sequence[Watcher],
-    phases: Sequence[Phase] | None = None,
-) -> Trainer:
-    """The trainer of an experiment, through the phases of its method unless others are given."""
-    recipe, data, device = experiment.recipe, experiment.data, experiment.device
-    beside = recipe.policy_batch / recipe.every  # validation images per step
-    reader, for_policy = reader.shared_out(beside / (beside + recipe.batch)) if recipe.learns else (reader, reader)
-    batches = Batches(on_device(data.train, device), recipe.batch, derived_seed(recipe.seed, ORDER), device, reader)
-    validation = Batches(
-        on_device(data.val, device), min(recipe.policy_batch, len(data.val)),
-        derived_seed(recipe.seed, VALIDATION_ORDER), device, for_policy, middles=True,
-    )  # fmt: skip
-    looked_at = Batches(batches.split, recipe.batch, derived_seed(recipe.seed, LOOKS), device, Reader(0, reader.skip))
-    digits = place.precision or ("bf16" if device.type == "cuda" else "float32")
-    assert (digits == "float64") == (experiment.dtype == torch.float64)
-    half = partial(torch.autocast, device.type, torch.bfloat16)
-    precision = half if digits == "bf16" else contextlib.nullcontext
-    optimizer = SGD(
-        experiment.network.parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay,
-        nesterov=recipe.nesterov, fused=device.type == "cuda",
-    )  # fmt: skip
-    optimizer = clipped(optimizer, recipe.clip)
-    steps = recipe.epochs * batches.steps
-    rate = cosine(recipe.lr, steps, recipe.warmup_epochs * batches.steps, recipe.warmup_lr)
-    policy_rate = cosine(recipe.policy_lr, steps) if recipe.policy_schedule == "cosine" else None
-    identity = {
-        **recipe.to_json(),
-        "device": device.type,
-        "precision": digits,
-        "data": data.fingerprint(),
-        "policy_sha256": experiment.policy_digest(),
-        **_about(data),
-    }
-    phases = phases or experiment.phases()
-    # Captured steps were never tried with collectives inside, nor with deterministic algorithms.
-    captured = place.capture and device.type == "cuda" and world_size() == 1 and not place.deterministic
-    return Trainer(
-        experiment.network, optimizer, phases, batches, validation, rate, out, identity, precision,
-        captured=captured, watchers=watchers, look=Look(looked_at, data.classes), policy_rate=policy_rate,
-        alpha=rate if recipe.real_alpha else None,
-    )  # fmt: skip
-
-
 def as_it_was(folder: Path, place: Place, console: Console) -> Trainer:
     """The trainer of a run, with network and learner as its last checkpoint has them; nothing is written."""
     state, place = checkpoint.of_run(folder), place.recalled(folder)
@@ -210,19 +159,6 @@ def read_recipe(file: Path) -> Recipe:
         raise ValueError(f"{file} cannot be understood: {error}; begin another run with --out") from None
 
 
-def _about(data: DataSet) -> dict[str, Any]:
-    """What an exported policy or network has to know about the data, in types that survive JSON."""
-    return {
-        "classes": list(data.classes),
-        "num_classes": data.num_classes,
-        "channels": data.channels,
-        "mean": list(data.mean),
-        "std": list(data.std),
-        "fill": list(data.fill),
-        "sides": list(data.val.sides),
-    }
-
-
 def _recorded(recipe: Recipe, place: Place, said: Collection[str]) -> tuple[Recipe, bool]:
     """The recipe, and whether it resumes a run: then it is the recorded one, and what was asked for must agree."""
     recipe = recipe.anchored()
@@ -236,3 +172,47 @@ def _recorded(recipe: Recipe, place: Place, said: Collection[str]) -> tuple[Reci
         recorded = replace(recorded, policy=recipe.policy)  # where it lies now; a checkpoint knows it by its content
     check_agreement(folder, recipe, RECIPES[recipe.name](), recorded, said)
     return recorded, True
+
+
+def write_result(
+    experiment: Experiment, trainer: Trainer, score: Score, unreadable: Sequence[Path], out: Path
+) -> dict[str, Any]:
+    """The result of a run, which is also written into its folder, with a list of files that could not be read."""
+    rows, recipe = trainer.log.rows, experiment.recipe
+    seconds = sum(row["seconds"] for row in rows)
+    cuda = experiment.device.type == "cuda"
+    images = "held_back" if recipe.held_back else "test"  # figures on other images must not be called test figures
+    result = {
+        "name": recipe.name,
+        "method": recipe.method,
+        "seed": recipe.seed,
+        f"{images}_accuracy": score.top1,
+        f"{images}_top5": score.top5,
+        f"{images}_loss": score.loss if math.isfinite(score.loss) else None,  # as in the log: JSON has no inf or nan
+        "val_accuracy": rows[-1]["val_accuracy"],
+        "epochs": trainer.epoch,
+        "precision": trainer.identity["precision"],
+        "policy": experiment.policy_name,
+        "policy_sha256": trainer.identity["policy_sha256"],
+        "space": trainer.learner.space.name,
+        "copies": trainer.learner.copies,
+        "seconds": seconds,
+        "images_per_second": sum(row["images_per_second"] * row["seconds"] for row in rows) / seconds,
+        "peak_memory_mib": torch.cuda.max_memory_allocated(experiment.device) / 2**20 if cuda else None,
+        "unreadable_files": len(unreadable),
+        "data": {
+            "fingerprint": trainer.identity["data"],
+            "train": len(experiment.data.train),
+            "val": len(experiment.data.val),
+            "test": len(experiment.data.test),
+        },
+        "recipe": recipe.to_json(),
+        "machine": {**machine(experiment.device.type), "processes": world_size()},
+        "commit": trainer.commits,
+    }
+    if unreadable:
+        # In the bytes of the file system: a name need not be text.
+        names = b"".join(os.fsencode(file) + b"\n" for file in unreadable)
+        write_atomically(out / run_folder.UNREADABLE, lambda part: part.write_bytes(names))
+    write_json(out / run_folder.RESULT, result)
+    return result

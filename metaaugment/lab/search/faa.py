@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from metaaugment.files.lock import FileLock
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.found import FoundPolicy, Function
 from metaaugment.lab.baselines.sub_policies import SubPolicies
@@ -35,7 +36,6 @@ from metaaugment.lab.data.batches import Reader, on_device
 from metaaugment.lab.experiments.flags import refuse
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.search import crew
-from metaaugment.lab.search.file_lock import FileLock
 from metaaugment.lab.search.fold import Fold, divide
 from metaaugment.lab.search.laboratory import Laboratory, another_tenth
 from metaaugment.lab.search.records import understood

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from random import Random
 
+from metaaugment.files.lock import FileLock
 from metaaugment.lab.search import crew
 from metaaugment.lab.search.evolution import Functions, Policy, exploit, explore, intervals, ranked
-from metaaugment.lab.search.file_lock import FileLock
 from metaaugment.lab.search.laboratory import Laboratory, another_tenth
 from metaaugment.lab.search.workbench import Trial, Workbench, lineage
 from metaaugment.lab.seeds import EVOLUTION, derived_seed

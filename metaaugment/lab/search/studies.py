@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from metaaugment.files.lock import FileLock
 from metaaugment.guard.faults import first_line
-from metaaugment.lab.search.file_lock import FileLock
 from metaaugment.lab.search.records import understood
 
 if TYPE_CHECKING:

@@ -1,17 +1,17 @@
 """The folder of a run: what lies in it, and who may write to it."""
 
-import fcntl
-import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from metaaugment.files.atomic import acquire
+from metaaugment.files.lock import FileLock, is_held
 
 RECIPE, RESULT, DIAGNOSIS, LOCK = "recipe.json", "result.json", "diagnosis.json", ".lock"  # of a run
 SEARCH, TRIALS, POLICY = "search.json", "trials.jsonl", "policy.json"  # of a search
 PLACE = "place.json"  # of both
+UNREADABLE = "unreadable.txt"  # of a run that skipped files
 # What may be there before the recipe is.
 BEGINNINGS = (LOCK, PLACE, *(f".{name}.part" for name in (PLACE, RECIPE, SEARCH)))
 
@@ -52,48 +52,27 @@ def locked(folder: Path, by: str = "", patience: float = MOMENT) -> Iterator[Non
         by: name of the holder, for `last_locked`.
         patience: seconds to wait for a process that may be dying, or that only asks whether the folder `is_locked`.
     """
-    lock = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT, 0o666)
-    _locks.add(lock)
+    lock = FileLock(folder / LOCK, patience)
+    if not lock.acquire():
+        raise ValueError(f"another process is training into {folder}; wait for it, or choose another --out")
     try:
-        if not acquire(lock, patience):
-            raise ValueError(f"another process is training into {folder}; wait for it, or choose another --out")
-        os.truncate(lock, 0)
-        os.write(lock, by.encode())
+        lock.note(by)
         yield
     finally:
-        if lock in _locks:
-            _locks.remove(lock)
-            os.close(lock)
-
-
-def _let_go() -> None:
-    """Close the locks in a forked child, which shares its parent's and would hold them after the parent is killed."""
-    while _locks:
-        os.close(_locks.pop())
-
-
-_locks: set[int] = set()
-os.register_at_fork(after_in_child=_let_go)
+        lock.release()
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a process trains into a folder; asking leaves no trace there."""
-    try:
-        lock = os.open(folder / LOCK, os.O_RDONLY)
-    except OSError:  # never locked, or not accessible: then training into it says why
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
-    return False
+    return is_held(folder / LOCK)
 
 
 def last_locked(folder: Path) -> str | None:
     """Who trains into a folder, or was the last to; None if nobody has."""
     lock = folder / LOCK
     return lock.read_text() if lock.exists() else None
+
+
+def accuracy_key(result: Mapping[str, Any]) -> str:
+    """The key of a run's accuracy: on the test images, or on images that were held back."""
+    return "held_back_accuracy" if "held_back_accuracy" in result else "test_accuracy"

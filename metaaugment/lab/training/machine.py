@@ -89,19 +89,15 @@ def commit() -> str | None:
 @cache
 def _checked_out() -> str | None:
     """As it is when first asked for: a process keeps the code that it has loaded, whatever is committed later."""
-    here = Path(__file__).parent
-    git = ["git", "-C", str(here)]
+    git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        known = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True)
-        if known.returncode:
+        if subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True).returncode:
             return None
-        head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True
-        )
+        # No tag matches, so that it is named by its hash.
+        words = [*git, "describe", "--always", "--exclude=*", "--abbrev=10", "--dirty=+"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
 def commits(recorded: object) -> list[str]:
