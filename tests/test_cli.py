@@ -12,7 +12,7 @@ from PIL import Image
 
 import metaaugment as ma
 from metaaugment import OPS
-from metaaugment.lab import command
+from metaaugment.lab import parsing
 from metaaugment.lab.report import operations
 
 from commands import program
@@ -194,7 +194,7 @@ def test_words_that_cannot_be_understood_are_one_sentence(
 def test_what_else_tyro_refuses_is_one_sentence_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "mistake", lambda *_: None)
+    monkeypatch.setattr(parsing, "mistake", lambda *_: None)
     assert program("train", "digits", "--epochs", "x") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("metaaugment: ")

@@ -35,6 +35,7 @@ from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.experiments.reproduce import Queue, planned, seconds_of
 from metaaugment.lab.experiments.tables import COMPARISONS, GONE, ROWS, Entry, Row, find_rows, folder_name
+from metaaugment.lab.search.kinds import recorded
 from metaaugment.lab.training import folder as run_folder
 from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.lab.training.json_file import write_json
@@ -52,7 +53,7 @@ QUIET = Console(quiet=True)
 
 
 def where(folder: Path) -> Where:
-    return Where(folder / "runs", folder / "results", Place(device="cpu"), cli.recorded)
+    return Where(folder / "runs", folder / "results", Place(device="cpu"), recorded)
 
 
 # -- the tables --------------------------------------------------------------------------------------------------------
@@ -302,7 +303,7 @@ def test_a_plan_is_told_and_nothing_is_begun(
         write_json(kept / f"faa-seed{seed}.json", result | {"seconds": seconds})
     begun = Path("runs/omniglot-wrn-40-2/faa-search")
     begun.mkdir(parents=True)
-    write_json(begun / "search.json", cli.recorded("faa", "omniglot-wrn-40-2", {}))
+    write_json(begun / "search.json", recorded("faa", "omniglot-wrn-40-2", {}))
     before = sorted(tmp_path.rglob("*"))
     cli.main(["reproduce", "omniglot-wrn-40-2", "--methods", "baseline", "faa", "--seeds", "3", "--plan"])
     assert capsys.readouterr().out.splitlines() == [
@@ -469,7 +470,7 @@ DADA = Entry("dada", {"method": "dada", "per_class": 10}, search={"epochs": 1, "
 def a_search(folder: Path, **changes: object) -> Search:
     """A search of digits as its folder and its policy record it, with some settings changed."""
     search = Search(replace(ROWS["digits"], entries=(DADA,)), DADA, 1, where(folder))
-    record = cli.recorded("dada", "digits", DADA.search or {})
+    record = recorded("dada", "digits", DADA.search or {})
     for values in record.values():
         values |= {name: value for name, value in changes.items() if name in values}
     search.folder.mkdir(parents=True)
@@ -516,14 +517,14 @@ def test_a_report_that_is_someone_elses_is_not_replaced(tmp_path: Path) -> None:
     """RESULTS.md is the name by default, and a common one."""
     report = tmp_path / "RESULTS.md"
     report.write_text("# Results\n\nof mine\n")
-    where = Where(tmp_path / "runs", ROOT / "results", Place(device="cpu"), cli.recorded)
+    where = Where(tmp_path / "runs", ROOT / "results", Place(device="cpu"), recorded)
     with pytest.raises(ValueError, match=r"RESULTS\.md is not a report of reproduce; choose another name"):
         reproducing.reproduce((), 1, None, None, (), None, where, report, QUIET)
     assert report.read_text() == "# Results\n\nof mine\n"
 
 
 def test_the_kept_searches_are_those_of_their_rows() -> None:
-    where = Where(ROOT / "runs", ROOT / "results", Place(), cli.recorded)
+    where = Where(ROOT / "runs", ROOT / "results", Place(), recorded)
     searches = [Search(*an_entry("omniglot-wrn-40-2", system), None, where) for system in ("dada", "faa", "pba")]
     assert {search.makes for search in searches} == set((ROOT / "results" / "searches").glob("*-*.json"))
     for search in searches:
