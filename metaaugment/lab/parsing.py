@@ -43,7 +43,8 @@ def understood(group: Group, prog: str, args: Sequence[str], console_outputs: bo
             subcommand_cli_from_dict(
                 entries, prog=called, description=named.help, args=["--help"], console_outputs=console_outputs
             )
-        named, called = _chosen(named.what, commands, words, called), f"{called} {words.pop(0)}"
+        named = _chosen(named.what, commands, words, called)
+        called = f"{called} {words.pop(0)}"
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):
@@ -51,9 +52,9 @@ def understood(group: Group, prog: str, args: Sequence[str], console_outputs: bo
     except SystemExit as end:
         if not end.code:
             raise
+    found = mistake(named, called.removeprefix(f"{prog} "), words)
     # A mistake that we do not find, we pass on without the box around it.
-    found = mistake(named, called.removeprefix(f"{prog} "), words) or re.sub("[─-╿]", " ", printed.getvalue())
-    raise ValueError(f"{' '.join(found.split())}; see {called} --help")
+    raise ValueError(f"{found or ' '.join(re.sub('[─-╿]', ' ', printed.getvalue()).split())}; see {called} --help")
 
 
 def _chosen(what: str, commands: Mapping[str, Group | Command], words: Sequence[str], called: str) -> Group | Command:
