@@ -17,10 +17,11 @@ P = ParamSpec("P")
 MOVED = {
     **{name: f"guard.{name}" for name in ("alpha", "checks", "faults", "finite", "replay")},
     **{name: f"files.{name}" for name in ("atomic", "sealed")},
-    **{name: f"lab.{name}" for name in ("cli", "command", "program", "seeds", "words")},
+    **{name: f"lab.{name}" for name in ("cli", "program", "seeds", "words")},
     **{name: f"lab.{name}" for name in ("baselines", "bench", "data", "experiments", "report", "search", "training")},
     "networks.pretrained": "lab.experiments.experiment",
     "hypergradient": "alignment",
+    "command": "lab.parsing",
     "transfer": "learned.policy",
     "policy_file": "learned.file",
     "frozen": "learned.frozen",

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,26 @@ from PIL import Image
 
 import metaaugment as ma
 from metaaugment import OPS
-from metaaugment.lab import command
+from metaaugment.__main__ import LABORATORY
+from metaaugment.lab import parsing
 from metaaugment.lab.report import operations
 
 from commands import program
 
 ROOT = Path(__file__).parent.parent
+# Python without some packages, whoever installed them.
+WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name in {missing} else super().find_spec(name, path, target)
+
+sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+Said = Callable[..., str]
 
 
 def metaaugment(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -25,6 +41,35 @@ def metaaugment(*args: str, cwd: Path | None = None, **environment: str) -> subp
     return subprocess.run(
         [sys.executable, "-m", "metaaugment", *args], capture_output=True, text=True, cwd=cwd, env=wide
     )
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+    """What a command prints, on wide paper."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def said(*args: str) -> str:
+        assert program(*args) == 0
+        return capsys.readouterr().out
+
+    return said
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+    """What is said about a mistake: one sentence, at status 2, and nothing is left behind."""
+    monkeypatch.chdir(tmp_path)
+
+    def said(*args: str) -> str:
+        assert program(*args) == 2
+        shown = capsys.readouterr()
+        (line,) = shown.err.splitlines()
+        assert line.startswith("metaaugment: ")
+        assert not shown.out
+        assert not list(tmp_path.iterdir())
+        return line
+
+    return said
 
 
 @pytest.mark.parametrize(
@@ -40,10 +85,8 @@ def metaaugment(*args: str, cwd: Path | None = None, **environment: str) -> subp
     ],
     ids=lambda value: " ".join(value),
 )
-def test_help_explains_commands_and_flags(command: list[str], flags: dict[str, str]) -> None:
-    done = metaaugment(*command, "--help")
-    assert done.returncode == 0
-    lines = done.stdout.splitlines()
+def test_help_explains_commands_and_flags(command: list[str], flags: dict[str, str], printed: Said) -> None:
+    lines = printed(*command, "--help").splitlines()
     for flag, explanation in flags.items():
         assert any(flag in line and explanation in line for line in lines), f"{flag} is not explained"
 
@@ -58,24 +101,20 @@ def test_the_level_table_of_a_terminal(capsys: pytest.CaptureFixture[str], monke
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_ops_piped_is_plain_names() -> None:
-    done = metaaugment("ops")
-    assert done.returncode == 0
-    assert done.stdout.splitlines() == [op.name for op in OPS]
+def test_ops_piped_is_plain_names(printed: Said) -> None:
+    assert printed("ops").splitlines() == [op.name for op in OPS]
 
 
-def test_ops_of_a_space_is_its_level_table() -> None:
-    done = metaaugment("ops", "--space", "faa", "--size", "100")
-    rows = {line.split("\t")[0]: line.split("\t")[1:] for line in done.stdout.splitlines()}
+def test_ops_of_a_space_is_its_level_table(printed: Said) -> None:
+    lines = printed("ops", "--space", "faa", "--size", "100").splitlines()
+    rows = {line.split("\t")[0]: line.split("\t")[1:] for line in lines}
     assert rows["function"][:11] == [str(m) for m in range(11)]
     assert rows["TranslateX"][:11] == ["-45", "-36", "-27", "-18", "-9", "0", "9", "18", "27", "36", "45"]
 
 
-def test_ops_draws_a_picture(tmp_path: Path) -> None:
+def test_ops_draws_a_picture(tmp_path: Path, printed: Said) -> None:
     file = tmp_path / "deep" / "ops.png"
-    done = metaaugment("ops", "--picture", str(file))
-    assert done.returncode == 0
-    assert done.stdout.strip() == str(file)
+    assert printed("ops", "--picture", str(file)).strip() == str(file)
     with Image.open(file) as picture:
         assert min(picture.size) > 500
         assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 1000
@@ -117,14 +156,8 @@ def test_ops_draws_a_picture(tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_users_mistake_is_one_sentence_and_status_2(args: list[str], sentence: str, tmp_path: Path) -> None:
-    done = metaaugment(*args, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("metaaugment: ")
-    assert sentence in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not done.stdout
-    assert not list(tmp_path.iterdir())
+def test_a_users_mistake_is_one_sentence_and_status_2(args: list[str], sentence: str, refused: Said) -> None:
+    assert sentence in refused(*args)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +192,8 @@ def test_a_users_mistake_is_one_sentence_and_status_2(args: list[str], sentence:
         (["train", "digits", "--flip=1"], "--flip is a switch and takes no value, but got '1'"),
         (["train", "digits", "--no-flop"], "train digits has no flag '--no-flop' (did you mean --no-flip?)"),
         (
-            ["train", "digits", "--precision", "float16"],
-            "choose one of bf16, float32, float64, None; see metaaugment train digits --help",
+            ["train", "digits", "--precision", "flaot32"],
+            "'flaot32' (did you mean float32?); choose one of bf16, float32, float64, None; see metaaugment train",
         ),
         (["train", "digits", "folder"], "train digits does not take 'folder'; see metaaugment train digits --help"),
         (["search"], "no system is named; choose one of faa, pba, dada, autoaugment; see metaaugment search --help"),
@@ -171,62 +204,83 @@ def test_a_users_mistake_is_one_sentence_and_status_2(args: list[str], sentence:
         (["export"], "export needs RUN and FILE; see metaaugment export --help"),
         (["export", "runs/x"], "export needs FILE; see metaaugment export --help"),
         (["inspect"], "inspect needs FILE"),
+        (["recipes", "--all"], "recipes has no flag '--all'; see metaaugment recipes --help"),
         (["transfer", "a"], "transfer needs RECIPE; see metaaugment transfer --help"),
         (["transfer", "a", "nope"], "unknown recipe 'nope'; choose one of digits, folder,"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_words_that_cannot_be_understood_are_one_sentence(
-    args: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert program(*args) == 2
-    shown = capsys.readouterr()
-    assert shown.err.startswith("metaaugment: ")
-    assert sentence in shown.err
-    assert re.search(r"; see metaaugment( [a-z]+)* --help$", shown.err.strip())
-    assert len(shown.err.splitlines()) == 1
-    assert not shown.out
-    assert not list(tmp_path.iterdir())
+def test_words_that_cannot_be_understood_are_one_sentence(args: list[str], sentence: str, refused: Said) -> None:
+    said = refused(*args)
+    assert sentence in said
+    assert re.search(r"; see metaaugment( [a-z]+)* --help$", said)
 
 
-def test_what_else_tyro_refuses_is_one_sentence_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_else_tyro_refuses_is_one_sentence_too(monkeypatch: pytest.MonkeyPatch, refused: Said) -> None:
+    monkeypatch.setattr(parsing, "mistake", lambda *_: None)
+    said = refused("train", "digits", "--epochs", "x")
+    assert "--epochs: invalid literal for int() with base 10: 'x'" in said
+    assert not re.search("[─-╿]", said)
+
+
+def test_a_mistake_ends_the_process_with_status_2() -> None:
+    done = metaaugment("reprot")
+    assert done.returncode == 2
+    assert done.stderr.startswith("metaaugment: unknown command 'reprot'")
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [
+        (["tyro"], "the program needs tyro, which is not installed; install it with: pip install 'metaaugment[lab]'"),
+        (["rich", "tyro"], "the program needs rich, tyro, which are not installed; install it with: pip install"),
+    ],
+)
+def test_without_the_packages_of_the_laboratory_it_says_what_to_install(
+    missing: list[str], sentence: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(command, "mistake", lambda *_: None)
-    assert program("train", "digits", "--epochs", "x") == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("metaaugment: ")
-    assert "--epochs: invalid literal for int() with base 10: 'x'" in line
-    assert not re.search("[─-╿]", line)
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(missing=missing))
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = metaaugment("ops", PYTHONPATH=path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"metaaugment: {sentence}")
+    assert not done.stdout
+
+
+def test_these_packages_are_those_that_the_extra_installs() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["lab"]
+    names = {re.split("[^a-z0-9-]", wish)[0] for wish in extra}
+    assert set(LABORATORY) == {"sklearn" if name == "scikit-learn" else name for name in names}
 
 
 @pytest.mark.parametrize("args", [["transfer", "--help"], ["transfer", "a", "--help"], ["transfer", "a", "-h"]])
-def test_help_of_transfer_is_its_own(args: list[str], tmp_path: Path) -> None:
-    done = metaaugment(*args, cwd=tmp_path)
-    assert done.returncode == 0
-    assert "usage: metaaugment transfer" in done.stdout
+def test_help_of_transfer_is_its_own(args: list[str], printed: Said) -> None:
+    assert "usage: metaaugment transfer" in printed(*args)
 
 
-def test_show_names_the_command_for_a_policy_that_looks_at_labels(tmp_path: Path) -> None:
+def test_show_names_the_command_for_a_policy_that_looks_at_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Pictures have no labels; what it names makes a file that can be shown."""
     learner = ma.Learner(ma.network("small-cnn", 4), ma.TransformationSampler(), ma.LabelPolicy(128, num_classes=4))
     policy = ma.LearnedPolicy.from_learner(learner, "small-cnn", 4, [0] * 3, [1] * 3, 16)
     policy.save(tmp_path / "labels.safetensors")
     policy.sampler_only().save(tmp_path / "alone.safetensors")
     Image.new("RGB", (16, 16), "red").save(tmp_path / "red.png")
-    refused = metaaugment("show", "labels.safetensors", "red.png", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "metaaugment export RUN FILE --sampler-only" in refused.stderr
-    assert "--sampler-only" in metaaugment("export", "--help").stdout
-    assert metaaugment("show", "alone.safetensors", "red.png", cwd=tmp_path).returncode == 0
+    monkeypatch.chdir(tmp_path)
+    assert program("show", "labels.safetensors", "red.png") == 2
+    assert "metaaugment export RUN FILE --sampler-only" in capsys.readouterr().err
+    assert program("export", "--help") == 0
+    assert "--sampler-only" in capsys.readouterr().out
+    assert program("show", "alone.safetensors", "red.png") == 0
 
 
-def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program("--version") == 0
-    assert capsys.readouterr().out == f"{ma.__version__}\n"
-    assert program("--help") == 0
-    assert "metaaugment --version" in capsys.readouterr().out
+def test_it_says_its_version(printed: Said) -> None:
+    assert printed("--version") == f"{ma.__version__}\n"
+    assert "metaaugment --version" in printed("--help")
 
 
 def test_files_are_utf8_in_any_locale(tmp_path: Path) -> None:

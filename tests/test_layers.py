@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "metaaugment"
 
 # From the top down; modules of one line may use each other. The README names the rooms of the library.
 LAYERS = (
-    ("lab.cli", "lab.command", "lab.program", "lab.report", "lab.bench", "lab.search"),
+    ("lab.cli", "lab.commands", "lab.parsing", "lab.program", "lab.report", "lab.bench", "lab.search"),
     ("lab.experiments",),
     ("lab.training",),
     ("lab.baselines", "lab.data"),

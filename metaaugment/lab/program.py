@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn, TextIO
 
@@ -35,6 +35,23 @@ def on_terminal(stream: TextIO | None = None) -> bool:
     """Whether a stream, by default the standard output, is a terminal, whatever FORCE_COLOR makes of colors."""
     stream = stream or sys.stdout
     return stream is not None and stream.isatty()
+
+
+@contextmanager
+def fetching() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for each thing that is fetched, on a terminal."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    tasks = {}
+    with Progress(*columns, console=Console(stderr=True), disable=not on_terminal(sys.stderr)) as bar:
+
+        def progress(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield progress
 
 
 def write_any_character() -> None:

@@ -18,16 +18,17 @@ def refuse(name: str, value: object, good: bool, allowed: str) -> None:
         raise ValueError(f"{flag(name)} is {value!r}; it must be {allowed}")
 
 
-def one_of(value: str, allowed: Iterable[str], flag: str) -> None:
+def one_of(value: str, allowed: Collection[str], flag: str) -> None:
     if value not in allowed:
         raise ValueError(f"{flag} is {choice(value, allowed)}")
 
 
-def choice(value: str, allowed: Iterable[str]) -> str:
+def choice(value: str, allowed: Collection[str]) -> str:
     """A value that is not among the allowed ones, and what to choose instead."""
     near = difflib.get_close_matches(value, allowed, 1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    return f"{value!r}{hint}; choose one of {', '.join(allowed)}"
+    way = f"; choose one of {', '.join(allowed)}" if allowed else ""
+    return f"{value!r}{hint}{way}"
 
 
 def flags(value: Any, default: Any, names: Iterable[str] | None = None) -> list[str]:

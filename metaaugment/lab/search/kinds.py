@@ -1,6 +1,10 @@
 """The searches there are, by the name of their system."""
 
-from metaaugment.lab.search import auto_augment, dada, faa, pba
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from metaaugment.lab.search import auto_augment, dada, faa, pba, search
 from metaaugment.lab.search.search import Kind
 
 SEARCHES: dict[str, Kind] = {
@@ -21,3 +25,12 @@ SEARCHES: dict[str, Kind] = {
         ),
     )
 }  # fmt: skip
+
+
+def recorded(system: str, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a search on a recipe records when it begins, if these fields of the trial and the settings are changed."""
+    kind = SEARCHES[system]
+    own = {field.name for field in fields(kind.settings)}  # no recipe has a field of this name
+    trial = replace(kind.default(name), **{field: value for field, value in changes.items() if field not in own})
+    settings = kind.settings(**{field: value for field, value in changes.items() if field in own})
+    return search.recorded(kind, trial, settings)

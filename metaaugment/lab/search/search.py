@@ -50,6 +50,10 @@ class Kind:
     row: Mapping[str, Any] = field(default_factory=dict)
     spread: str = ""
 
+    def default(self, name: str) -> Recipe:
+        """What the search trains by default, on the data of the recipe of this name and with its network."""
+        return self.trial(replace(RECIPES[name](), method=self.system))
+
 
 def search(
     kind: Kind, recipe: Recipe, settings: Any, place: Place, console: Console, said: Collection[str] = frozenset()
@@ -160,7 +164,7 @@ def _recorded(
         set_then = _settings(kind.settings, values["settings"])
         begun_with = values.get("threads")
         check_threads(begun_with)
-    check_agreement(folder, recipe, kind.trial(RECIPES[recipe.name]()), found, said)
+    check_agreement(folder, recipe, kind.default(recipe.name), found, said)
     free = {name: getattr(settings, name) for name in kind.where}
     set_then = replace(set_then, **free)
     check_agreement(folder, settings, kind.settings(), set_then, said)
