@@ -22,7 +22,7 @@ from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.found import FoundPolicy, Function
 from metaaugment.lab.baselines.schedule import Schedule
 from metaaugment.lab.baselines.sub_policies import SubPolicies
-from metaaugment.lab.data import DataSet, dataset
+from metaaugment.lab.data import CorruptImage, DataSet, dataset
 from metaaugment.lab.experiments import experiment, validity
 from metaaugment.lab.experiments.experiment import prepare
 from metaaugment.lab.experiments.paper import RECIPES
@@ -30,9 +30,10 @@ from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.experiments.run import train
 from metaaugment.lab.search import faa, pba
-from metaaugment.lab.search.kinds import SEARCHES
-from metaaugment.lab.search.laboratory import TRIALS, Laboratory
-from metaaugment.lab.search.search import Kind, search
+from metaaugment.lab.search.crew import Crew
+from metaaugment.lab.search.run import search
+from metaaugment.lab.search.systems import SEARCHES, Kind
+from metaaugment.lab.search.trials import TRIALS, Laboratory
 from metaaugment.lab.training.interruption import Interrupted
 
 from commands import program
@@ -128,6 +129,37 @@ def test_processes_note_at_the_same_time_without_losing_a_row(tmp_path: Path) ->
         worker.join()
     found = sorted((row["worker"], row["number"]) for row in laboratory(tmp_path).trials())
     assert found == [(worker, number) for worker in range(3) for number in range(200)]
+
+
+# -- several processes ---------------------------------------------------------------------------------------------
+
+
+def doubled(lab: Laboratory, out_of_memory: int) -> Callable[[int], int]:
+    def double(number: int) -> int:
+        if number == out_of_memory:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if number == 3:
+            raise CorruptImage(lab.folder / "a.png", "it is none")
+        return 2 * number
+
+    return double
+
+
+def test_full_memory_in_a_process_of_a_search(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It counts as killed, for want of memory for all: others may do its work. It ended in a traceback."""
+    said = "2 of 2 processes were killed, exit status 1, before a trial was finished; check that there is memory"
+    with pytest.raises(ValueError, match=said), Crew(laboratory(tmp_path), 2, doubled, (0,)) as crew:
+        list(crew.do([0]))
+    assert capfd.readouterr().err == 2 * "metaaugment: the memory of the GPU is full\n"
+
+
+def test_an_image_that_a_process_cannot_read_is_the_searchs_to_put_into_words(tmp_path: Path) -> None:
+    """After what others have finished; and no process is left."""
+    with Crew(laboratory(tmp_path), 2, doubled, (0,)) as crew:
+        assert sorted(crew.do([1, 2, 4])) == [(1, 2), (2, 4), (4, 8)]
+        with pytest.raises(CorruptImage, match=r"a\.png cannot be read as an image \(it is none\)$"):
+            list(crew.do([3]))
+    assert multiprocessing.active_children() == []
 
 
 # -- from beginning to end ---------------------------------------------------------------------------------------------
@@ -305,18 +337,6 @@ def test_a_precision_that_a_search_does_not_have_is_refused_before_it_begins(tmp
     with pytest.raises(ValueError, match="--precision is float64, which only train supports; leave it out, or"):
         search(finder(), recipe(), Settings(), place, QUIET)
     assert not (tmp_path / "s").exists()
-
-
-def test_trials_made_with_ray_are_not_gone_on_with_otherwise(tmp_path: Path) -> None:
-    lab = laboratory(tmp_path)
-    settings = pba.Settings(interval=1)
-    lab = replace(lab, recipe=recipe(method="pba", epochs=4))
-    lab.note({"trial": 0, "generation": 0, "objective": 0.5, "seconds": 1})
-    with pytest.raises(ValueError, match="was begun without Ray; leave out --ray-workers and --address"):
-        pba.find(lab, replace(settings, ray_workers=2))
-    (tmp_path / "ray").mkdir()
-    with pytest.raises(ValueError, match="was begun with Ray; give --ray-workers N, or --address"):
-        pba.find(lab, settings)
 
 
 def test_trials_in_a_database_are_not_gone_on_with_otherwise(tmp_path: Path) -> None:

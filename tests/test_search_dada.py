@@ -26,7 +26,6 @@ from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.experiments.run import train
 from metaaugment.lab.search import dada
-from metaaugment.lab.search.kinds import SEARCHES
 from metaaugment.lab.search.relaxed import (
     FUNCTIONS,
     Draws,
@@ -37,7 +36,8 @@ from metaaugment.lab.search.relaxed import (
     gumbel_given,
     logistic_given,
 )
-from metaaugment.lab.search.search import search
+from metaaugment.lab.search.run import search
+from metaaugment.lab.search.systems import SEARCHES
 from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.lab.training.trainer import Trainer
 from metaaugment.observation import Observation

@@ -25,20 +25,21 @@ import metaaugment as ma
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.found import Function
 from metaaugment.lab.baselines.sub_policies import SubPolicies, SubPolicySampler
-from metaaugment.lab.data import CorruptImage, DataSet, Images, dataset
+from metaaugment.lab.data import DataSet, Images, dataset
 from metaaugment.lab.data.batches import Reader
 from metaaugment.lab.experiments import run
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place
-from metaaugment.lab.search import crew, faa, studies
+from metaaugment.lab.search import faa, studies
+from metaaugment.lab.search.crew import Crew
 from metaaugment.lab.search.faa import Settings, propose
 from metaaugment.lab.search.file_lock import FileLock
 from metaaugment.lab.search.fold import Fold, divide
-from metaaugment.lab.search.kinds import SEARCHES
-from metaaugment.lab.search.laboratory import Laboratory
-from metaaugment.lab.search.search import search
+from metaaugment.lab.search.run import search
 from metaaugment.lab.search.studies import JournalLock
-from metaaugment.lab.training.interruption import Interrupted, Interruption
+from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.trials import Laboratory
+from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.ops import PAPER_OPS
 
 from endings import Killed
@@ -422,17 +423,9 @@ def writers(folder: Path, word: str) -> set[str]:
 def test_what_a_process_has_to_say_reaches_the_user_as_one_sentence(tmp_path: Path) -> None:
     # The place where a network would be trained is taken.
     (tmp_path / "fold-0").write_text("")
-    with pytest.raises(OSError, match="fold-0"):
-        crew.share(laboratory(tmp_path), 1, faa._share, (replace(SMALL, folds=1), "key"), lambda: None)
-
-
-def unreadable(file: Path, interruption: Interruption) -> None:
-    raise CorruptImage(file, "it is none")
-
-
-def test_an_image_that_a_process_cannot_read_is_the_searchs_to_put_into_words(tmp_path: Path) -> None:
-    with pytest.raises(CorruptImage, match=r"a\.png cannot be read as an image \(it is none\)$"):
-        crew.work(unreadable, [(tmp_path / "a.png",)], lambda: None)
+    crew = Crew(laboratory(tmp_path), 1, faa._helper, (replace(SMALL, folds=1), "key"))
+    with pytest.raises(OSError, match="fold-0"), crew:
+        list(crew.do([0]))
 
 
 def test_machines_that_share_a_database_share_their_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

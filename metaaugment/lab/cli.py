@@ -21,7 +21,7 @@ from metaaugment.lab.training.terminal import on_terminal
 
 if TYPE_CHECKING:
     from metaaugment.lab.experiments.recipe import Recipe
-    from metaaugment.lab.search.search import Kind
+    from metaaugment.lab.search.systems import Kind
     from metaaugment.learned.policy import LearnedPolicy
 
 
@@ -477,7 +477,7 @@ def find_policy(
 
 
 def searches() -> "dict[str, Kind]":
-    from metaaugment.lab.search.kinds import SEARCHES
+    from metaaugment.lab.search.systems import SEARCHES
 
     return SEARCHES
 
@@ -505,7 +505,7 @@ def searcher_of(system: str, name: str, args: Sequence[str]) -> Callable[..., No
         settings: Annotated[kind.settings, OmitArgPrefixes],  # type: ignore[name-defined]
         place: Annotated[Place, OmitArgPrefixes],
     ) -> None:
-        from metaaugment.lab.search.search import search
+        from metaaugment.lab.search.run import search
 
         search(kind, recipe, settings, place, Patient(), said(args))
 
@@ -518,7 +518,7 @@ def recorded(system: str, name: str, changes: Mapping[str, Any]) -> dict[str, An
     """What a search records when it begins, if these fields of its recipe and its settings are not the default."""
     from dataclasses import fields, replace
 
-    from metaaugment.lab.search.search import recorded
+    from metaaugment.lab.search.run import recorded
 
     kind = searches()[system]
     trial, settings = trial_of(kind, name), kind.settings()

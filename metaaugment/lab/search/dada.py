@@ -11,8 +11,8 @@ from metaaugment.lab.baselines.sub_policies import SubPolicies
 from metaaugment.lab.experiments.experiment import Experiment, clipped
 from metaaugment.lab.experiments.flags import refuse
 from metaaugment.lab.experiments.recipe import Recipe
-from metaaugment.lab.search.laboratory import Laboratory, another_tenth
 from metaaugment.lab.search.relaxed import FUNCTIONS, RelaxedLearner, RelaxedPolicy
+from metaaugment.lab.search.trials import Laboratory, another_tenth
 from metaaugment.lab.training.log import Row
 from metaaugment.lab.training.trainer import Trainer, Watcher
 from metaaugment.lab.words import number_of

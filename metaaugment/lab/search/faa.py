@@ -34,12 +34,11 @@ from metaaugment.lab.baselines.sub_policies import SubPolicies
 from metaaugment.lab.data.batches import Reader, on_device
 from metaaugment.lab.experiments.flags import refuse
 from metaaugment.lab.experiments.recipe import Recipe
-from metaaugment.lab.search import crew
+from metaaugment.lab.search.crew import Crew
 from metaaugment.lab.search.file_lock import FileLock
 from metaaugment.lab.search.fold import Fold, divide
-from metaaugment.lab.search.laboratory import Laboratory, another_tenth
-from metaaugment.lab.search.records import understood
 from metaaugment.lab.search.studies import STUDIES, claim, finished, give_up, open_studies, running, value
+from metaaugment.lab.search.trials import Laboratory, another_tenth, understood
 from metaaugment.lab.seeds import FOLD, PROPOSAL, TRIAL, derived_seed
 from metaaugment.lab.training.folder import SEARCH, TRIALS
 from metaaugment.lab.training.json_file import read_json
@@ -118,7 +117,11 @@ def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
         if min(settings.processes, missing) == 1:
             _work(lab, settings, studies, 0, progress.look)
         else:
-            crew.share(lab, min(settings.processes, missing), _share, (settings, key), progress.look)
+            number = min(settings.processes, missing)
+            with Crew(lab, number, _helper, (settings, key)) as crew:
+                for _ in crew.do(range(number), progress.look):
+                    pass
+            progress.look()  # at what the last of them noted on its way out
         if settings.storage is not None:
             _await_others(lab, studies)
 
@@ -366,9 +369,10 @@ def _work(
             search(lab, settings, trained, studies[fold], look)
 
 
-def _share(lab: Laboratory, index: int, settings: Settings, key: str) -> None:
+def _helper(lab: Laboratory, settings: Settings, key: str) -> Callable[[int], None]:
     """What one of several processes does: they begin with different folds, and then help each other."""
-    _work(lab, settings, _studies(lab.folder, settings, key), index, lambda: None)
+    studies = _studies(lab.folder, settings, key)
+    return lambda first: _work(lab, settings, studies, first, lambda: None)
 
 
 def _await_others(lab: Laboratory, studies: "Sequence[Study]") -> None:
