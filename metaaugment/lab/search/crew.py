@@ -167,8 +167,11 @@ def _serve(pipe: Connection, where: tuple[Recipe, Place, Path, int, int], make: 
     with suppress(EOFError, BrokenPipeError, Interrupted), Interruption() as interruption:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: the parent decides
         torch.set_num_threads(threads)
-        work: Any = attempt(begin)
-        pipe.send(work if isinstance(work, Exception) else None)
+        work = attempt(begin)
+        if isinstance(work, Exception):
+            pipe.send(work)
+            return
+        pipe.send(None)
         while True:
             pipe.send(attempt(work, pipe.recv()))
 

@@ -38,12 +38,11 @@ from metaaugment.lab.search.crew import Crew
 from metaaugment.lab.search.file_lock import FileLock
 from metaaugment.lab.search.fold import Fold, divide
 from metaaugment.lab.search.studies import STUDIES, claim, finished, give_up, open_studies, running, value
-from metaaugment.lab.search.trials import Laboratory, another_tenth, understood
+from metaaugment.lab.search.trials import Laboratory, Tenths, another_tenth, understood
 from metaaugment.lab.seeds import FOLD, PROPOSAL, TRIAL, derived_seed
 from metaaugment.lab.training.folder import SEARCH, TRIALS
 from metaaugment.lab.training.json_file import read_json
 from metaaugment.lab.training.log import Row
-from metaaugment.lab.training.trainer import Trainer, Watcher
 from metaaugment.lab.words import number_of
 from metaaugment.ops import INDEX, OPS, PAPER_OPS
 
@@ -104,13 +103,20 @@ def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
     studies = _studies(lab.folder, settings, key)
     if settings.storage is None:
         with understood(lab.folder / STUDIES):
-            _check_noted(lab, settings, studies)
+            # A trial is noted once it is in its study.
+            for fold, number in sorted(_noted(lab) - _rows_of(settings, studies).keys()):
+                if number > 0:
+                    raise ValueError(f"it has no trial {number} of fold {fold}, which {TRIALS} has")
     progress = _Progress(lab, settings)
     progress.introduce(studies)
     while True:
         if settings.storage is None:
             give_up([(study, trial) for study in studies for trial in running(study)])
-        _note_missing(lab, settings, studies)
+        # Finished trials of other machines, and of processes that were killed before they could note them.
+        noted = _noted(lab)
+        for place, row in _rows_of(settings, studies).items():
+            if place not in noted:
+                lab.note(row)
         missing = sum(settings.trials - len(finished(study)) for study in studies)
         if missing == 0:
             return _found(lab, settings, studies)
@@ -176,7 +182,8 @@ def train(lab: Laboratory, settings: Settings, number: int) -> Fold:
         lab.stop_if_asked()
         experiment = lab.experiment(data, method="baseline", policy=None)
         trainer = lab.trainer(experiment, lab.folder / f"fold-{number}")
-        trainer.watchers = [_Epochs(lab, number)]
+        said = "fold {}: {}; accuracy {:.2%} on held-out images"
+        trainer.watchers = [Tenths(lab, lambda epoch, row: said.format(number, epoch, row["val_accuracy"]))]
         trainer.run()
         reader = Reader(lab.place.readers, lab.place.corrupt == "skip")
         held_out = on_device(data.val, lab.device)
@@ -257,26 +264,19 @@ def _row_of(settings: Settings, fold: int, trial: "FrozenTrial") -> Row:
     return row | {"sub_policies": published.encode(propose(trial, settings.sub_policies))["sub_policies"]}
 
 
+def _rows_of(settings: Settings, studies: "Sequence[Study]") -> dict[tuple[int, int], Row]:
+    """The rows of all finished trials, by fold and number."""
+    rows = [_row_of(settings, fold, trial) for fold, study in enumerate(studies) for trial in finished(study).values()]
+    return {(row["fold"], row["number"]): row for row in rows}
+
+
 def _noted(lab: Laboratory) -> set[tuple[int, int]]:
     return {(row["fold"], row["number"]) for row in lab.trials()}
 
 
-def _check_noted(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> None:
-    """Refuse studies that do not hold all trials that were noted, whole: a trial is noted once it is in its study."""
-    kept = [_row_of(settings, fold, trial) for fold, study in enumerate(studies) for trial in finished(study).values()]
-    trials = {(row["fold"], row["number"]) for row in kept}
-    for fold, number in sorted(_noted(lab) - trials):
-        if number > 0:
-            raise ValueError(f"it has no trial {number} of fold {fold}, which {TRIALS} has")
-
-
-def _note_missing(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> None:
-    """Note finished trials of other machines, and of processes that were killed before they could note them."""
-    noted = _noted(lab)
-    for fold, study in enumerate(studies):
-        for place, trial in finished(study).items():
-            if (fold, place + 1) not in noted:
-                lab.note(_row_of(settings, fold, trial))
+def _tried(rows: Sequence[Row]) -> list[Row]:
+    """The rows of trials; the others are of networks."""
+    return [row for row in rows if row["number"] > 0]
 
 
 class _Progress:
@@ -307,32 +307,10 @@ class _Progress:
                 self.lab.say(f"fold {row['fold']}: trained; loss {-row['objective']:.4f} on plain held-out images")
         tried = _tried(rows)
         if another_tenth(len(_tried(rows[:before])), len(tried), self.total):
-            least = {fold: -max(row["objective"] for row in tried if row["fold"] == fold) for fold in _folds_of(tried)}
+            folds = sorted({row["fold"] for row in tried})
+            least = {fold: -max(row["objective"] for row in tried if row["fold"] == fold) for fold in folds}
             losses = "".join(f"; fold {fold}: least loss {loss:.4f} on augmented ones" for fold, loss in least.items())
             self.lab.say(f"{len(tried):,} of {self.total:,} trials{losses}")
-
-
-class _Epochs(Watcher):
-    """Reports the progress of a fold's network after each tenth of its epochs."""
-
-    def __init__(self, lab: Laboratory, fold: int) -> None:
-        self.lab, self.fold = lab, fold
-
-    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
-        done, epochs = trainer.epoch, trainer.epochs
-        if another_tenth(done - 1, done, epochs):
-            self.lab.say(
-                f"fold {self.fold}: epoch {done} of {epochs}; accuracy {row['val_accuracy']:.2%} on held-out images"
-            )
-
-
-def _tried(rows: Sequence[Row]) -> list[Row]:
-    """The rows of trials; the others are of networks."""
-    return [row for row in rows if row["number"] > 0]
-
-
-def _folds_of(rows: Sequence[Row]) -> list[int]:
-    return sorted({row["fold"] for row in rows})
 
 
 # -- studies ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from metaaugment.lab.training.interruption import Interrupted, Interruption
 from metaaugment.lab.training.json_file import is_number, row_of
 from metaaugment.lab.training.log import Row
 from metaaugment.lab.training.machine import choose_device
-from metaaugment.lab.training.trainer import Phase, Trainer
+from metaaugment.lab.training.trainer import Phase, Trainer, Watcher
 from metaaugment.learner import Learner
 
 # Makes the learner of a trial, and the optimizer of what it learns besides the network.
@@ -90,6 +90,17 @@ class Laboratory:
 def another_tenth(before: int, done: int, total: int) -> bool:
     """Whether the work has passed another tenth of the total, which is worth a line of output."""
     return 10 * done // total > 10 * before // total
+
+
+class Tenths(Watcher):
+    """Says how far a training is after each tenth of its epochs: `news` of "epoch N of M" and the epoch's row."""
+
+    def __init__(self, lab: Laboratory, news: Callable[[str, Row], str]) -> None:
+        self.lab, self.news = lab, news
+
+    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
+        if another_tenth(trainer.epoch - 1, trainer.epoch, trainer.epochs):
+            self.lab.say(self.news(f"epoch {trainer.epoch} of {trainer.epochs}", row))
 
 
 @contextmanager
