@@ -2,13 +2,14 @@
 
 import errno
 import json
+import math
 import multiprocessing
 import re
 import resource
 import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -585,6 +586,49 @@ def test_each_search_as_a_command(system: str, tmp_path: Path, capsys: pytest.Ca
     assert len(capsys.readouterr().out.splitlines()) > 2
 
 
+@pytest.mark.parametrize(
+    ("system", "changes", "sentence"),
+    [
+        *(
+            (system, {name: least - 1}, f"must be a whole number of at least {least}")
+            for system, names, least in (
+                ("faa", ("folds", "trials", "sub_policies", "draws", "best", "processes"), 1),
+                ("pba", ("trials",), 2),
+                ("pba", ("interval", "processes", "ray_workers"), 1),
+                ("autoaugment", ("children",), 1),
+            )
+            for name in names
+        ),
+        ("faa", {"held_out": 0.6}, "--held-out is 0.6; it must be a share above 0, and at most 0.5"),
+        ("faa", {"held_out": math.nan}, "--held-out is nan; it must be a share above 0, and at most 0.5"),
+        ("faa", {"storage": "studies.db"}, "--storage is 'studies.db'; it must be a URL such as sqlite:///FILE"),
+        ("pba", {"processes": 2, "address": "auto"}, "--processes is 2, but Ray starts its own; leave out one of the"),
+        ("pba", {"functions": "papers"}, "--functions is 'papers' (did you mean paper?); choose one of paper, pba"),
+        ("dada", {"temperature": 0.0}, "--temperature is 0.0; it must be above 0"),
+        ("dada", {"temperature": math.nan}, "--temperature is nan; it must be above 0"),
+        ("dada", {"sub_policies": 0}, "--sub-policies is 0; it must be 1 to 105"),
+        ("dada", {"sub_policies": 106}, "--sub-policies is 106; it must be 1 to 105"),
+        ("autoaugment", {"controller_lr": -1.0}, "--controller-lr is -1.0; it must be a number of 0 or more"),
+        ("autoaugment", {"controller_lr": math.nan}, "--controller-lr is nan; it must be a number of 0 or more"),
+        ("autoaugment", {"controller_lr": math.inf}, "--controller-lr is inf; it must be a number of 0 or more"),
+    ],
+)
+def test_bad_settings_are_refused_in_a_sentence(
+    system: str, changes: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    kind = SEARCHES[system]
+    trial, place = kind.trial(recipe(method=system)), Place(out=tmp_path / "s", device="cpu")
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        search(kind, trial, kind.settings(**changes), place, QUIET)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("kind", SEARCHES.values(), ids=SEARCHES)
+def test_settings_are_flags_of_their_own(kind: Kind) -> None:
+    taken = {field.name for known in (Recipe, Place) for field in fields(known)}
+    assert taken.isdisjoint(field.name for field in fields(kind.settings))
+
+
 @pytest.mark.parametrize("system", SEARCHES)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_trial_of_every_recipe_can_be_trained(system: str, name: str) -> None:
@@ -642,8 +686,13 @@ def test_ops_of_an_unknown_policy(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [("dada",), ("faa", "--folds", "2", "--trials", "2", "--sub-policies", "1"), ("autoaugment", "--children", "2")],
-    ids=["dada", "faa", "autoaugment"],
+    [
+        ("dada",),
+        ("faa", "--folds", "2", "--trials", "2", "--sub-policies", "1"),
+        ("pba", "--trials", "2", "--interval", "1"),
+        ("autoaugment", "--children", "2"),
+    ],
+    ids=["dada", "faa", "pba", "autoaugment"],
 )
 def test_a_search_goes_on_past_an_image_that_cannot_be_read(
     settings: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -652,7 +701,7 @@ def test_a_search_goes_on_past_an_image_that_cannot_be_read(
     data, out = write_folder(tmp_path / "data of mine", {"cat": 20, "dog": 20}), tmp_path / "out"
     for name in ("cat", "dog"):
         (data / name / "003.png").write_bytes(b"no image at all")
-    flags = ("--network", "small-cnn", "--size", "8", "--batch", "8", "--epochs", "1", "--workers", "0")
+    flags = ("--network", "small-cnn", "--size", "8", "--batch", "8", "--epochs", "2", "--workers", "0")
     system, *more = settings
     assert program("search", system, "folder", "--data", data, *flags, *more, "--out", out) == 2
     said = " ".join(capsys.readouterr().err.split())

@@ -1,6 +1,5 @@
 """The search of population based augmentation: its rules by hand, its search stopped anywhere, and with Ray."""
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -9,8 +8,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from rich.console import Console
+from searches import asked_to_stop, dying, rows
 
 import metaaugment
 from metaaugment.lab.baselines import published
@@ -41,7 +41,6 @@ from metaaugment.lab.training.trainer import Trainer
 import processes
 from endings import Killed
 from processes import until
-from trees import write_folder
 
 KIND = SEARCHES["pba"]
 QUIET = Console(quiet=True)
@@ -66,10 +65,6 @@ def begin(out: Path, recipe: Recipe, settings: pba.Settings = SETTINGS) -> Path:
 
 def resume(out: Path, recipe: Recipe, settings: pba.Settings = SETTINGS) -> Path:
     return search(KIND, recipe, settings, Place(resume=out, device="cpu"), QUIET)
-
-
-def rows(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +260,7 @@ def test_it_gets_better_than_in_its_first_tenth(tmp_path: Path) -> None:
 def test_what_is_noted_is_the_history_of_the_result(whole: Path) -> None:
     """From the rows alone: who was copied is replayed, and the best one's policies are those of the file."""
     noted = rows(whole)
-    keys = {"trial", "generation", "epoch", "objective", "seconds", "policy"}
+    keys = {"trial", "generation", "epoch", "objective", "policy"}
     assert [row.keys() for row in noted] == [keys] * len(noted)
     assert [(row["generation"], row["trial"]) for row in noted] == [(g, t) for g in range(4) for t in range(4)]
     assert [row["epoch"] for row in noted] == [g + 1 for g in range(4) for _ in range(4)]
@@ -287,28 +282,6 @@ def test_another_seed_finds_another_schedule(whole: Path, tmp_path: Path) -> Non
     assert published.find(file) != published.find(whole / "policy.json")
 
 
-def killed() -> NoReturn:
-    raise Killed
-
-
-def die_at(
-    call: int, function: Callable[..., Any], done: bool = False, die: Callable[[], object] = killed
-) -> Callable[..., Any]:
-    """The function, but for its n-th call, which dies before it does anything, or after."""
-    calls = iter(range(1, sys.maxsize))
-
-    def dying(*arguments: Any, **named: Any) -> Any:
-        now = next(calls) == call
-        if now and not done:
-            die()
-        result = function(*arguments, **named)
-        if now:
-            die()
-        return result
-
-    return dying
-
-
 @pytest.mark.parametrize(
     ("owner", "name", "call", "done"),
     [
@@ -324,14 +297,14 @@ def test_killed_anywhere_it_ends_in_the_same_policy(
 ) -> None:
     out = tmp_path / "search"
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, die_at(call, getattr(owner, name), done))
+        patch.setattr(owner, name, dying(getattr(owner, name), call, done))
         with pytest.raises(Killed):
             begin(out, small())
     finished = rows(out)
     file = resume(out, small())
     assert published.find(file) == published.find(whole / "policy.json")
     assert rows(out)[: len(finished)] == finished  # none of them was trained again
-    assert [without_seconds(row) for row in rows(out)] == [without_seconds(row) for row in rows(whole)]
+    assert rows(out) == rows(whole)
 
 
 def test_killed_for_good_it_ends_in_the_same_policy(whole: Path, tmp_path: Path) -> None:
@@ -340,8 +313,8 @@ def test_killed_for_good_it_ends_in_the_same_policy(whole: Path, tmp_path: Path)
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
-from test_search_pba import Trainer, begin, die_at, small
-Trainer._add = die_at(14, Trainer._add, die=lambda: os.kill(os.getpid(), signal.SIGKILL))
+from test_search_pba import Trainer, begin, dying, small
+Trainer._add = dying(Trainer._add, 14, die=lambda: os.kill(os.getpid(), signal.SIGKILL))
 begin(Path({str(tmp_path / "search")!r}), small())
 """
     ended = subprocess.run([sys.executable, "-c", child], cwd=Path(__file__).parents[1])
@@ -351,40 +324,20 @@ begin(Path({str(tmp_path / "search")!r}), small())
     assert len(rows(tmp_path / "search")) == 16
 
 
-def without_seconds(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "seconds"}
-
-
-def test_a_signal_stops_it_and_it_goes_on(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, note = tmp_path / "search", Laboratory.note
-
-    def note_and_ask(lab: Laboratory, row: dict[str, Any]) -> None:
-        note(lab, row)
-        if len(lab.trials()) == 5:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Laboratory, "note", note_and_ask)
-        with pytest.raises(Interrupted):
-            begin(out, small())
-    assert len(rows(out)) == 5
-    assert published.find(resume(out, small())) == published.find(whole / "policy.json")
-
-
-def test_a_signal_at_the_end_of_an_interval_is_heeded(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Laboratory, "note"),
+        # After a training has looked for the last time whether it is asked to stop: one in five was lost there.
+        (checkpoint.Checkpoints, "settle"),
+    ],
+)
+def test_a_signal_stops_it_and_it_goes_on(
+    owner: Any, name: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a training has looked for the last time whether it is asked to stop: one in five was lost there."""
-    out, settle = tmp_path / "search", checkpoint.Checkpoints.settle
-    ends = iter(range(1, 100))
-
-    def settle_and_ask(checkpoints: checkpoint.Checkpoints) -> None:
-        settle(checkpoints)
-        if next(ends) == 5:
-            signal.raise_signal(signal.SIGTERM)
-
+    out = tmp_path / "search"
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.Checkpoints, "settle", settle_and_ask)
+        patch.setattr(owner, name, dying(getattr(owner, name), 5, after=True, die=asked_to_stop))
         with pytest.raises(Interrupted):
             begin(out, small())
     assert len(rows(out)) == 5
@@ -430,17 +383,6 @@ def test_it_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert said[-1] == f"12 of 12 intervals; best validation accuracy {best:.2%}"
 
 
-def test_image_files(tmp_path: Path) -> None:
-    write_folder(tmp_path / "images", {"cat": 20, "dog": 20}, side=12)
-    recipe = replace(
-        pba.trial(RECIPES["folder"]()), network="small-cnn", size=12, batch=8, policy_batch=4, epochs=2, lr=0.1
-    )
-    place = Place(out=tmp_path / "search", data=tmp_path / "images", device="cpu", workers=0)
-    found = published.find(search(KIND, recipe, pba.Settings(trials=2, interval=1), place, QUIET))
-    assert isinstance(found, Schedule)
-    assert (found.epochs, found.space) == (2, "metaaugment")
-
-
 # -- several processes -----------------------------------------------------------------------------------------------
 
 
@@ -456,8 +398,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_place(out: Path) -> list[dict[str, Any]]:
-    """The rows in the order of a single process, without their seconds."""
-    return [without_seconds(row) for row in sorted(rows(out), key=lambda row: (row["generation"], row["trial"]))]
+    """The rows in the order of a single process."""
+    return sorted(rows(out), key=lambda row: (row["generation"], row["trial"]))
 
 
 def test_two_processes_of_which_one_is_killed_find_what_one_finds(alone: Path, tmp_path: Path) -> None:
@@ -499,23 +441,6 @@ def test_processes_stop_at_a_signal_and_another_number_of_them_goes_on(alone: Pa
 # -- what it is asked for --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"trials": 1}, "--trials is 1; it must be a whole number of at least 2"),
-        ({"interval": 0}, "--interval is 0; it must be a whole number of at least 1"),
-        ({"ray_workers": 0}, "--ray-workers is 0; it must be a whole number of at least 1"),
-        ({"processes": 0}, "--processes is 0; it must be a whole number of at least 1"),
-        ({"processes": 2, "ray_workers": 2}, "--processes is 2, but Ray starts its own; leave out one of the two"),
-        ({"functions": "papers"}, r"--functions is 'papers' \(did you mean paper\?\); choose one of paper, pba"),
-        ({"interval": 4}, "--interval is 4, but a trial has 4 epochs, so that no policy would ever change; choose"),
-    ],
-)
-def test_bad_settings_are_refused_in_a_sentence(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"^{sentence}"):
-        begin(tmp_path / "search", small(), replace(SETTINGS, **changes))
-
-
 @pytest.mark.filterwarnings("ignore:a gradient is not finite")
 def test_a_population_that_diverged_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
@@ -523,12 +448,6 @@ def test_a_population_that_diverged_is_refused(tmp_path: Path) -> None:
     ):
         begin(tmp_path / "s", small(lr=1e20, epochs=2), replace(SETTINGS, trials=2))
     assert not (tmp_path / "s" / "policy.json").exists()
-
-
-def test_settings_are_json_and_no_field_is_a_recipes_or_a_places() -> None:
-    assert pba.Settings(**json.loads(json.dumps(asdict(pba.Settings(address="a:1"))))) == pba.Settings(address="a:1")
-    taken = {field.name for kind in (Recipe, Place) for field in fields(kind)}
-    assert not taken & {field.name for field in fields(pba.Settings)}
 
 
 def test_a_trial_is_as_in_the_papers() -> None:
