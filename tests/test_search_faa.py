@@ -404,7 +404,7 @@ def writers(folder: Path, word: str) -> set[str]:
 def test_what_a_process_has_to_say_reaches_the_user_as_one_sentence(tmp_path: Path) -> None:
     # The place where a network would be trained is taken.
     (tmp_path / "fold-0").write_text("")
-    crew = Crew(laboratory(tmp_path), 1, faa._helper, (replace(SMALL, folds=1), "key"))
+    crew = Crew(laboratory(tmp_path), 1, faa._Folds, (replace(SMALL, folds=1), "key"))
     with pytest.raises(OSError, match="fold-0"), crew:
         list(crew.do([0]))
 

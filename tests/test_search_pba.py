@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -487,6 +488,28 @@ BY_RAY = replace(SETTINGS, ray_workers=2)
 def test_an_address_without_a_cluster_is_refused_at_once(address: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         begin(tmp_path / "search", small(), replace(SETTINGS, address=address))
+
+
+@ray_warnings
+@pytest.mark.parametrize(("says", "why"), [(b"", "timed out"), (b"HTTP/1.0 400 Bad Request\r\n\r\n", "something else")])
+def test_another_server_at_the_address(says: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would try for minutes."""
+    from metaaugment.lab.search import ray_crew
+
+    monkeypatch.setattr(ray_crew, "ANSWERS_WITHIN", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        accepted: list[socket.socket] = []
+
+        def answer() -> None:
+            accepted.append(server.accept()[0])
+            accepted[0].sendall(says)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ValueError, match=f"where no Ray cluster answers .{why}"):
+            ray_crew._check_address(f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+        accepted[0].close()
 
 
 @pytest.fixture(scope="module")

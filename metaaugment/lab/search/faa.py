@@ -25,7 +25,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metaaugment.lab.baselines import published
@@ -99,15 +98,15 @@ def work(rows: Sequence[Row]) -> str:
 def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
     """Search until each fold has its trials; one process and one seed find the same policy, interrupted or not."""
     _check(lab, settings)
-    key = _key(lab, settings)
-    studies = _studies(lab.folder, settings, key)
+    key, progress = _key(lab, settings), _Progress(lab, settings)
+    folds = _Folds(lab, settings, key, progress.look)
+    studies = folds.studies
     if settings.storage is None:
         with understood(lab.folder / STUDIES):
             # A trial is noted once it is in its study.
             for fold, number in sorted(_noted(lab) - _rows_of(settings, studies).keys()):
                 if number > 0:
                     raise ValueError(f"it has no trial {number} of fold {fold}, which {TRIALS} has")
-    progress = _Progress(lab, settings)
     progress.introduce(studies)
     while True:
         if settings.storage is None:
@@ -120,11 +119,11 @@ def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
         missing = sum(settings.trials - len(finished(study)) for study in studies)
         if missing == 0:
             return _found(lab, settings, studies)
-        if min(settings.processes, missing) == 1:
-            _work(lab, settings, studies, 0, progress.look)
+        number = min(settings.processes, missing)
+        if number == 1:
+            folds(0)
         else:
-            number = min(settings.processes, missing)
-            with Crew(lab, number, _helper, (settings, key)) as crew:
+            with Crew(lab, number, _Folds, (settings, key)) as crew:
                 for _ in crew.do(range(number), progress.look):
                     pass
             progress.look()  # at what the last of them noted on its way out
@@ -313,7 +312,7 @@ class _Progress:
             self.lab.say(f"{len(tried):,} of {self.total:,} trials{losses}")
 
 
-# -- studies ----------------------------------------------------------------------------------------------------------
+# -- the work of a process, and of other machines ----------------------------------------------------------------------
 
 
 def _key(lab: Laboratory, settings: Settings) -> str:
@@ -328,29 +327,22 @@ def _key(lab: Laboratory, settings: Settings) -> str:
     return f"faa-{lab.recipe.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def _studies(folder: Path, settings: Settings, key: str) -> "list[Study]":
-    """One per fold."""
-    return open_studies(folder, settings.storage, [f"{key}-fold-{fold}" for fold in range(settings.folds)])
+class _Folds:
+    """The folds of a search, each with its study. Called with the number of one, it begins there, and trains and
+    searches all that are not finished; other processes may do the same at once."""
 
+    def __init__(self, lab: Laboratory, settings: Settings, key: str, look: Callable[[], None] = lambda: None) -> None:
+        self.lab, self.settings, self.look = lab, settings, look
+        names = [f"{key}-fold-{fold}" for fold in range(settings.folds)]
+        self.studies = open_studies(lab.folder, settings.storage, names)
 
-# -- several processes ------------------------------------------------------------------------------------------------
-
-
-def _work(
-    lab: Laboratory, settings: Settings, studies: "Sequence[Study]", first: int, look: Callable[[], None]
-) -> None:
-    """Train and search all unfinished folds, beginning with `first`; other processes may do the same at once."""
-    for fold in (number % settings.folds for number in range(first, first + settings.folds)):
-        if len(finished(studies[fold])) < settings.trials:
-            trained = train(lab, settings, fold)
-            look()
-            search(lab, settings, trained, studies[fold], look)
-
-
-def _helper(lab: Laboratory, settings: Settings, key: str) -> Callable[[int], None]:
-    """What one of several processes does: they begin with different folds, and then help each other."""
-    studies = _studies(lab.folder, settings, key)
-    return lambda first: _work(lab, settings, studies, first, lambda: None)
+    def __call__(self, first: int) -> None:
+        for fold in (number % self.settings.folds for number in range(first, first + self.settings.folds)):
+            study = self.studies[fold]
+            if len(finished(study)) < self.settings.trials:
+                trained = train(self.lab, self.settings, fold)
+                self.look()
+                search(self.lab, self.settings, trained, study, self.look)
 
 
 def _await_others(lab: Laboratory, studies: "Sequence[Study]") -> None:

@@ -27,6 +27,8 @@ from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.training.folder import SEARCH
 
 ANSWERS_WITHIN = 5.0  # seconds that a cluster may take
+# Ray's servers speak HTTP/2: the connection preface and an empty SETTINGS frame, which they answer with their own.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 class RayCrew(Crew):
@@ -158,7 +160,7 @@ def _connect(workers: int | None, address: str | None) -> None:
             address or "local", runtime_env=environment, log_to_driver=False,
             logging_level=logging.CRITICAL, **here,
         )  # fmt: skip
-    except (ConnectionError, TimeoutError, RuntimeError, SystemExit) as error:  # Ray exits where no Ray answers
+    except (ConnectionError, TimeoutError, RuntimeError) as error:
         why = first_line(error).rstrip(".")
         if address is None:
             raise ValueError(f"Ray cannot start here: {why}; leave out --ray-workers to search without it") from None
@@ -185,9 +187,13 @@ def _check_address(address: str) -> None:
     if not host or not port.isdigit() or int(port) >= 2**16:
         raise ValueError(f"--address is {address!r}; it must be HOST:PORT, such as 10.0.0.1:6379, or auto")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWERS_WITHIN).close()
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWERS_WITHIN) as connection:
+            connection.sendall(GREETING)
+            answer = connection.recv(4)
     except OSError as error:
         raise ValueError(_nobody(address, error.strerror or str(error))) from None
+    if answer[3:] != GREETING[-6:-5] and os.environ.get("RAY_USE_TLS", "0") == "0":
+        raise ValueError(_nobody(address, "something else does"))
 
 
 def _nobody(address: str, why: str) -> str:
