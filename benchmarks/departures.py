@@ -26,7 +26,7 @@ from metaaugment.lab.data.batches import once
 from metaaugment.lab.experiments.experiment import data_of
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place
-from metaaugment.lab.search.laboratory import Laboratory
+from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.training.evaluation import evaluate
 
 

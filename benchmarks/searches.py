@@ -39,10 +39,10 @@ from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.search import auto_augment, dada, faa, pba
 from metaaugment.lab.search.evolution import MAX_LEVEL, MAX_TENTHS
-from metaaugment.lab.search.kinds import SEARCHES
-from metaaugment.lab.search.laboratory import Laboratory
 from metaaugment.lab.search.relaxed import FUNCTIONS as DADA_FUNCTIONS
-from metaaugment.lab.search.search import search
+from metaaugment.lab.search.run import search
+from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.seeds import derived_seed
 from metaaugment.lab.training.evaluation import evaluate
 from metaaugment.ops import PAPER_OPS

@@ -5,7 +5,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-import metaaugment.lab.search.search as searching
+import metaaugment.lab.search.run as searching
 from metaaugment.lab import cli
 from metaaugment.lab.data import download
 from metaaugment.lab.experiments import export, reproduce, run

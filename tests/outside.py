@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 from rich.console import Console
 
-import metaaugment.lab.search.search as searching
+import metaaugment.lab.search.run as searching
 from metaaugment.lab import cli
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.schedule import Schedule, ScheduleSampler
@@ -41,8 +41,8 @@ from metaaugment.lab.experiments.tables import folder_name
 from metaaugment.lab.report import diagnosis as diagnosed
 from metaaugment.lab.report import operations, page, preferences
 from metaaugment.lab.report.policies import learned_in_words
-from metaaugment.lab.search.kinds import SEARCHES
-from metaaugment.lab.search.laboratory import Laboratory
+from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.training.json_file import read_json
 from metaaugment.lab.training.trainer import Trainer, check_identity
 from metaaugment.learned.policy import LearnedPolicy

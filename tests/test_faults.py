@@ -26,10 +26,8 @@ from metaaugment.files import atomic, sealed
 from metaaugment.guard.faults import full_memory, lost_reader
 from metaaugment.lab.bench import ops
 from metaaugment.lab.experiments import run
-from metaaugment.lab.search import crew
-from metaaugment.lab.search.laboratory import Laboratory
+from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.training import checkpoint, folder, json_file
-from metaaugment.lab.training.interruption import Interruption
 from metaaugment.lab.training.trainer import Trainer, Watcher
 
 from commands import program
@@ -200,16 +198,6 @@ def test_full_memory_of_a_gpu_in_any_command(
     monkeypatch.setattr(ops, "apply", lambda *_, **__: full())
     said = sentence(capsys, *(names.get(word, word) for word in command))
     assert said.startswith("metaaugment: the memory of the GPU is full; ")
-
-
-def out_of_memory(full: Any, interruption: Interruption) -> None:
-    full()
-
-
-def test_full_memory_in_a_process_of_a_search(capfd: pytest.CaptureFixture[str]) -> None:
-    """It counts as killed, for want of memory for all: the others may do its work. It ended in a traceback."""
-    assert crew.work(out_of_memory, [(capture,)], lambda: None) == [1]
-    assert capfd.readouterr().err == "metaaugment: the memory of the GPU is full\n"
 
 
 def test_full_memory_in_a_search(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

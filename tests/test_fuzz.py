@@ -22,7 +22,7 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image
 
-import metaaugment.lab.search.search as searching
+import metaaugment.lab.search.run as searching
 from metaaugment.files.sealed import Damaged, load
 from metaaugment.lab.baselines import published
 from metaaugment.lab.data import CorruptImage, omniglot, pickles
@@ -37,8 +37,8 @@ from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.experiments.tables import folder_name
 from metaaugment.lab.report import operations, seen
-from metaaugment.lab.search.kinds import SEARCHES
-from metaaugment.lab.search.laboratory import TRIALS, Laboratory
+from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.trials import TRIALS, Laboratory
 from metaaugment.lab.training.json_file import read_json
 from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.networks import network

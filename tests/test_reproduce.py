@@ -34,7 +34,7 @@ from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.experiments.reproduce import Queue, planned, seconds_of
 from metaaugment.lab.experiments.tables import COMPARISONS, ROWS, Entry, Row, find_rows, folder_name
-from metaaugment.lab.search.kinds import recorded
+from metaaugment.lab.search.run import record_of
 from metaaugment.lab.training import folder as run_folder
 from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.lab.training.json_file import write_json
@@ -54,7 +54,7 @@ QUIET = Console(quiet=True)
 
 
 def where(folder: Path) -> Where:
-    return Where(folder / "runs", folder / "results", Place(device="cpu"), recorded)
+    return Where(folder / "runs", folder / "results", Place(device="cpu"), record_of)
 
 
 def an_entry(row: str, name: str) -> tuple[Row, Entry]:
@@ -269,7 +269,7 @@ def test_a_plan_is_told_and_nothing_is_begun(
         write_json(kept / f"faa-seed{seed}.json", result | {"seconds": seconds})
     begun = Path("runs/omniglot-wrn-40-2/faa-search")
     begun.mkdir(parents=True)
-    write_json(begun / "search.json", recorded("faa", "omniglot-wrn-40-2", {}))
+    write_json(begun / "search.json", record_of("faa", "omniglot-wrn-40-2", {}))
     before = sorted(tmp_path.rglob("*"))
     cli.main(["reproduce", "omniglot-wrn-40-2", "--methods", "baseline", "faa", "--seeds", "3", "--plan"])
     assert capsys.readouterr().out.splitlines() == [
@@ -416,7 +416,7 @@ DADA = Entry("dada", {"method": "dada", "per_class": 10}, search={"epochs": 1, "
 def a_search(folder: Path, **changes: object) -> Search:
     """A search of digits as its folder and its policy record it, with some settings changed."""
     search = Search(replace(ROWS["digits"], entries=(DADA,)), DADA, 1, where(folder))
-    record = recorded("dada", "digits", DADA.search or {})
+    record = record_of("dada", "digits", DADA.search or {})
     for values in record.values():
         values |= {name: value for name, value in changes.items() if name in values}
     search.folder.mkdir(parents=True)
@@ -451,7 +451,7 @@ def test_a_search_with_other_settings_is_refused(tmp_path: Path, name: str, valu
 
 
 def test_the_kept_searches_are_those_of_their_rows() -> None:
-    where = Where(ROOT / "runs", ROOT / "results", Place(), recorded)
+    where = Where(ROOT / "runs", ROOT / "results", Place(), record_of)
     searches = [Search(*an_entry("omniglot-wrn-40-2", system), None, where) for system in ("dada", "faa", "pba")]
     assert {search.makes for search in searches} == set((ROOT / "results" / "searches").glob("*-*.json"))
     for search in searches:

@@ -2,13 +2,14 @@
 
 import errno
 import json
+import math
 import multiprocessing
 import re
 import resource
 import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.found import FoundPolicy, Function
 from metaaugment.lab.baselines.schedule import Schedule
 from metaaugment.lab.baselines.sub_policies import SubPolicies
-from metaaugment.lab.data import DataSet, dataset
+from metaaugment.lab.data import CorruptImage, DataSet, dataset
 from metaaugment.lab.experiments import experiment, validity
 from metaaugment.lab.experiments.experiment import prepare
 from metaaugment.lab.experiments.paper import RECIPES
@@ -30,9 +31,10 @@ from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.experiments.run import train
 from metaaugment.lab.search import faa, pba
-from metaaugment.lab.search.kinds import SEARCHES
-from metaaugment.lab.search.laboratory import TRIALS, Laboratory
-from metaaugment.lab.search.search import Kind, search
+from metaaugment.lab.search.crew import Crew
+from metaaugment.lab.search.run import search
+from metaaugment.lab.search.systems import SEARCHES, Kind
+from metaaugment.lab.search.trials import TRIALS, Laboratory
 from metaaugment.lab.training.interruption import Interrupted
 
 from commands import program
@@ -128,6 +130,37 @@ def test_processes_note_at_the_same_time_without_losing_a_row(tmp_path: Path) ->
         worker.join()
     found = sorted((row["worker"], row["number"]) for row in laboratory(tmp_path).trials())
     assert found == [(worker, number) for worker in range(3) for number in range(200)]
+
+
+# -- several processes ---------------------------------------------------------------------------------------------
+
+
+def doubled(lab: Laboratory, out_of_memory: int) -> Callable[[int], int]:
+    def double(number: int) -> int:
+        if number == out_of_memory:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if number == 3:
+            raise CorruptImage(lab.folder / "a.png", "it is none")
+        return 2 * number
+
+    return double
+
+
+def test_full_memory_in_a_process_of_a_search(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It counts as killed, for want of memory for all: others may do its work. It ended in a traceback."""
+    said = "2 of 2 processes were killed, exit status 1, before a trial was finished; check that there is memory"
+    with pytest.raises(ValueError, match=said), Crew(laboratory(tmp_path), 2, doubled, (0,)) as crew:
+        list(crew.do([0]))
+    assert capfd.readouterr().err == 2 * "metaaugment: the memory of the GPU is full\n"
+
+
+def test_an_image_that_a_process_cannot_read_is_the_searchs_to_put_into_words(tmp_path: Path) -> None:
+    """After what others have finished; and no process is left."""
+    with Crew(laboratory(tmp_path), 2, doubled, (0,)) as crew:
+        assert sorted(crew.do([1, 2, 4])) == [(1, 2), (2, 4), (4, 8)]
+        with pytest.raises(CorruptImage, match=r"a\.png cannot be read as an image \(it is none\)$"):
+            list(crew.do([3]))
+    assert multiprocessing.active_children() == []
 
 
 # -- from beginning to end ---------------------------------------------------------------------------------------------
@@ -305,18 +338,6 @@ def test_a_precision_that_a_search_does_not_have_is_refused_before_it_begins(tmp
     with pytest.raises(ValueError, match="--precision is float64, which only train supports; leave it out, or"):
         search(finder(), recipe(), Settings(), place, QUIET)
     assert not (tmp_path / "s").exists()
-
-
-def test_trials_made_with_ray_are_not_gone_on_with_otherwise(tmp_path: Path) -> None:
-    lab = laboratory(tmp_path)
-    settings = pba.Settings(interval=1)
-    lab = replace(lab, recipe=recipe(method="pba", epochs=4))
-    lab.note({"trial": 0, "generation": 0, "objective": 0.5, "seconds": 1})
-    with pytest.raises(ValueError, match="was begun without Ray; leave out --ray-workers and --address"):
-        pba.find(lab, replace(settings, ray_workers=2))
-    (tmp_path / "ray").mkdir()
-    with pytest.raises(ValueError, match="was begun with Ray; give --ray-workers N, or --address"):
-        pba.find(lab, settings)
 
 
 def test_trials_in_a_database_are_not_gone_on_with_otherwise(tmp_path: Path) -> None:
@@ -565,6 +586,49 @@ def test_each_search_as_a_command(system: str, tmp_path: Path, capsys: pytest.Ca
     assert len(capsys.readouterr().out.splitlines()) > 2
 
 
+@pytest.mark.parametrize(
+    ("system", "changes", "sentence"),
+    [
+        *(
+            (system, {name: least - 1}, f"must be a whole number of at least {least}")
+            for system, names, least in (
+                ("faa", ("folds", "trials", "sub_policies", "draws", "best", "processes"), 1),
+                ("pba", ("trials",), 2),
+                ("pba", ("interval", "processes", "ray_workers"), 1),
+                ("autoaugment", ("children",), 1),
+            )
+            for name in names
+        ),
+        ("faa", {"held_out": 0.6}, "--held-out is 0.6; it must be a share above 0, and at most 0.5"),
+        ("faa", {"held_out": math.nan}, "--held-out is nan; it must be a share above 0, and at most 0.5"),
+        ("faa", {"storage": "studies.db"}, "--storage is 'studies.db'; it must be a URL such as sqlite:///FILE"),
+        ("pba", {"processes": 2, "address": "auto"}, "--processes is 2, but Ray starts its own; leave out one of the"),
+        ("pba", {"functions": "papers"}, "--functions is 'papers' (did you mean paper?); choose one of paper, pba"),
+        ("dada", {"temperature": 0.0}, "--temperature is 0.0; it must be above 0"),
+        ("dada", {"temperature": math.nan}, "--temperature is nan; it must be above 0"),
+        ("dada", {"sub_policies": 0}, "--sub-policies is 0; it must be 1 to 105"),
+        ("dada", {"sub_policies": 106}, "--sub-policies is 106; it must be 1 to 105"),
+        ("autoaugment", {"controller_lr": -1.0}, "--controller-lr is -1.0; it must be a number of 0 or more"),
+        ("autoaugment", {"controller_lr": math.nan}, "--controller-lr is nan; it must be a number of 0 or more"),
+        ("autoaugment", {"controller_lr": math.inf}, "--controller-lr is inf; it must be a number of 0 or more"),
+    ],
+)
+def test_bad_settings_are_refused_in_a_sentence(
+    system: str, changes: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    kind = SEARCHES[system]
+    trial, place = kind.trial(recipe(method=system)), Place(out=tmp_path / "s", device="cpu")
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        search(kind, trial, kind.settings(**changes), place, QUIET)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("kind", SEARCHES.values(), ids=SEARCHES)
+def test_settings_are_flags_of_their_own(kind: Kind) -> None:
+    taken = {field.name for known in (Recipe, Place) for field in fields(known)}
+    assert taken.isdisjoint(field.name for field in fields(kind.settings))
+
+
 @pytest.mark.parametrize("system", SEARCHES)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_trial_of_every_recipe_can_be_trained(system: str, name: str) -> None:
@@ -622,8 +686,13 @@ def test_ops_of_an_unknown_policy(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [("dada",), ("faa", "--folds", "2", "--trials", "2", "--sub-policies", "1"), ("autoaugment", "--children", "2")],
-    ids=["dada", "faa", "autoaugment"],
+    [
+        ("dada",),
+        ("faa", "--folds", "2", "--trials", "2", "--sub-policies", "1"),
+        ("pba", "--trials", "2", "--interval", "1"),
+        ("autoaugment", "--children", "2"),
+    ],
+    ids=["dada", "faa", "pba", "autoaugment"],
 )
 def test_a_search_goes_on_past_an_image_that_cannot_be_read(
     settings: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -632,7 +701,7 @@ def test_a_search_goes_on_past_an_image_that_cannot_be_read(
     data, out = write_folder(tmp_path / "data of mine", {"cat": 20, "dog": 20}), tmp_path / "out"
     for name in ("cat", "dog"):
         (data / name / "003.png").write_bytes(b"no image at all")
-    flags = ("--network", "small-cnn", "--size", "8", "--batch", "8", "--epochs", "1", "--workers", "0")
+    flags = ("--network", "small-cnn", "--size", "8", "--batch", "8", "--epochs", "2", "--workers", "0")
     system, *more = settings
     assert program("search", system, "folder", "--data", data, *flags, *more, "--out", out) == 2
     said = " ".join(capsys.readouterr().err.split())

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
+from searches import dying, rows
 from sqlalchemy import MetaData
 from torch import Tensor, nn
 
@@ -26,24 +26,24 @@ from metaaugment.files.lock import FileLock
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.found import Function
 from metaaugment.lab.baselines.sub_policies import SubPolicies, SubPolicySampler
-from metaaugment.lab.data import CorruptImage, DataSet, Images, dataset
+from metaaugment.lab.data import DataSet, Images, dataset
 from metaaugment.lab.data.batches import Reader
 from metaaugment.lab.experiments import run
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place
-from metaaugment.lab.search import crew, faa, studies
+from metaaugment.lab.search import faa, studies
+from metaaugment.lab.search.crew import Crew
 from metaaugment.lab.search.faa import Settings, propose
 from metaaugment.lab.search.fold import Fold, divide
-from metaaugment.lab.search.kinds import SEARCHES
-from metaaugment.lab.search.laboratory import Laboratory
-from metaaugment.lab.search.search import search
+from metaaugment.lab.search.run import search
 from metaaugment.lab.search.studies import JournalLock
-from metaaugment.lab.training.interruption import Interrupted, Interruption
+from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.trials import Laboratory
+from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.ops import PAPER_OPS
 
 from endings import Killed
 from processes import until
-from trees import write_folder
 
 FAA = SEARCHES["faa"]
 RECIPE = replace(RECIPES["digits"](), method="faa", per_class=10, epochs=4, batch=20)
@@ -63,10 +63,8 @@ def laboratory(folder: Path, data: DataSet | None = None) -> Laboratory:
     return Laboratory(RECIPE, Place(device="cpu"), data, folder, QUIET)
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """Without how long they took, which differs from time to time."""
-    lines = sorted(laboratory(folder).trials(), key=lambda row: row["trial"])
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in lines]
+def in_order(folder: Path) -> list[dict[str, Any]]:
+    return sorted(rows(folder), key=lambda row: row["trial"])
 
 
 def test_studies_are_found_again_by_another_version(tmp_path: Path) -> None:
@@ -269,22 +267,6 @@ def test_a_function_without_a_level_has_none() -> None:
 # -- stopped and gone on with -----------------------------------------------------------------------------------------
 
 
-def dying(function: Callable[..., Any], calls: int, after: bool) -> Callable[..., Any]:
-    """The same function, whose so-manieth call ends in `Killed`, before or after it has done its work."""
-    left = [calls]
-
-    def instead(*args: Any, **named: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0 and not after:
-            raise Killed
-        result = function(*args, **named)
-        if left[0] == 0:
-            raise Killed
-        return result
-
-    return instead
-
-
 @pytest.mark.parametrize(
     ("place", "name", "calls", "after"),
     [
@@ -305,7 +287,7 @@ def test_killed_and_gone_on_with_it_finds_the_same_policy_and_has_the_same_rows(
         with pytest.raises(Killed):
             found(folder)
     assert found(folder, resume=True) == published.find(uninterrupted / "policy.json")
-    assert rows(folder) == rows(uninterrupted)
+    assert in_order(folder) == in_order(uninterrupted)
 
 
 def test_at_most_the_trial_in_flight_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +325,7 @@ def test_a_journal_torn_by_a_kill_is_gone_on_with(uninterrupted: Path, tmp_path:
     with (folder / "trials.jsonl").open("ab") as lines:
         lines.write(b'{"trial": 3, "fold": 0, "nu')
     assert found(folder, resume=True) == published.find(uninterrupted / "policy.json")
-    assert rows(folder) == rows(uninterrupted)
+    assert in_order(folder) == in_order(uninterrupted)
 
 
 def test_asked_to_stop_it_stops_between_trials(tmp_path: Path) -> None:
@@ -408,8 +390,8 @@ def test_two_processes_of_which_one_is_killed_end_with_all_trials_and_a_file(tmp
     policy = found(folder, settings)
     assert [worker.exitcode for worker in killed] == [-signal.SIGKILL]
     assert 1 <= len(policy.sub_policies) <= 6
-    assert [row["number"] for row in rows(folder)] == list(range(41))
-    assert [row["trial"] for row in rows(folder)] == list(range(41))
+    assert [row["number"] for row in in_order(folder)] == list(range(41))
+    assert [row["trial"] for row in in_order(folder)] == list(range(41))
 
 
 def writers(folder: Path, word: str) -> set[str]:
@@ -422,17 +404,9 @@ def writers(folder: Path, word: str) -> set[str]:
 def test_what_a_process_has_to_say_reaches_the_user_as_one_sentence(tmp_path: Path) -> None:
     # The place where a network would be trained is taken.
     (tmp_path / "fold-0").write_text("")
-    with pytest.raises(OSError, match="fold-0"):
-        crew.share(laboratory(tmp_path), 1, faa._share, (replace(SMALL, folds=1), "key"), lambda: None)
-
-
-def unreadable(file: Path, interruption: Interruption) -> None:
-    raise CorruptImage(file, "it is none")
-
-
-def test_an_image_that_a_process_cannot_read_is_the_searchs_to_put_into_words(tmp_path: Path) -> None:
-    with pytest.raises(CorruptImage, match=r"a\.png cannot be read as an image \(it is none\)$"):
-        crew.work(unreadable, [(tmp_path / "a.png",)], lambda: None)
+    crew = Crew(laboratory(tmp_path), 1, faa._Folds, (replace(SMALL, folds=1), "key"))
+    with pytest.raises(OSError, match="fold-0"), crew:
+        list(crew.do([0]))
 
 
 def test_machines_that_share_a_database_share_their_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,26 +464,6 @@ def test_a_trial_of_another_machine_is_waited_for_until_that_must_be_dead(
 # -- refused ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (Settings(trials=0), "--trials is 0; it must be a whole number of at least 1"),
-        (Settings(folds=0), "--folds is 0; it must be a whole number of at least 1"),
-        (Settings(sub_policies=-1), "--sub-policies is -1; it must be a whole number of at least 1"),
-        (Settings(draws=0), "--draws is 0; it must be a whole number of at least 1"),
-        (Settings(best=0), "--best is 0; it must be a whole number of at least 1"),
-        (Settings(processes=0), "--processes is 0; it must be a whole number of at least 1"),
-        (Settings(held_out=0.6), "--held-out is 0.6; it must be a share above 0, and at most 0.5"),
-        (Settings(held_out=float("nan")), "--held-out is nan; it must be a share above 0, and at most 0.5"),
-        (Settings(storage="studies.db"), "--storage is 'studies.db'; it must be a URL such as sqlite:///FILE"),
-    ],
-)
-def test_bad_settings_give_one_sentence(settings: Settings, sentence: str) -> None:
-    with pytest.raises(ValueError) as error:
-        settings.check()
-    assert str(error.value) == sentence
-
-
 @pytest.mark.parametrize("url", ["nothing://me:secret@here/studies", "sqlite:////no/such/folder/studies.db"])
 def test_a_database_that_cannot_be_opened_gives_one_sentence_without_the_password(tmp_path: Path, url: str) -> None:
     with pytest.raises(ValueError, match="cannot be opened") as error:
@@ -538,17 +492,6 @@ def test_a_network_that_diverged_is_refused(tmp_path: Path) -> None:
     lab = replace(laboratory(tmp_path), recipe=replace(RECIPE, lr=1e30))
     with pytest.raises(ValueError, match=r"the network of fold 0 diverged: its loss .* is nan; .* smaller --lr"):
         faa.find(lab, SMALL)
-
-
-# -- image files, and the defaults of a trial -------------------------------------------------------------------------
-
-
-def test_images_in_files_are_searched_too(tmp_path: Path) -> None:
-    root = write_folder(tmp_path / "mine", {"cat": 30, "dog": 30})
-    recipe = replace(RECIPES["folder"](), network="small-cnn", size=16, batch=8, epochs=1, method="faa")
-    place = Place(data=root, out=tmp_path / "search", device="cpu", workers=0)
-    file = search(FAA, recipe, replace(SMALL, folds=1, trials=2), place, QUIET)
-    assert 1 <= len(published.find(file).sub_policies) <= 4
 
 
 def test_a_trial_is_the_recipes_own_training_of_200_epochs_at_most() -> None:

@@ -1,6 +1,5 @@
 """The search of population based augmentation: its rules by hand, its search stopped anywhere, and with Ray."""
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -10,19 +9,18 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 import torch
 from rich.console import Console
+from searches import asked_to_stop, dying, rows
 
-from metaaugment.files.lock import FileLock
+import metaaugment
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.found import Function
 from metaaugment.lab.baselines.schedule import Schedule, Stage
@@ -33,10 +31,10 @@ from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.search import pba, population
 from metaaugment.lab.search.evolution import Functions, exploit, explore, intervals
-from metaaugment.lab.search.kinds import SEARCHES
-from metaaugment.lab.search.laboratory import Laboratory
-from metaaugment.lab.search.search import search
-from metaaugment.lab.search.workbench import Trial, Workbench, lineage
+from metaaugment.lab.search.run import search
+from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.trials import Laboratory
+from metaaugment.lab.search.workbench import Interval, Workbench, folder_of, go_on_from, lineage
 from metaaugment.lab.training import checkpoint
 from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.lab.training.trainer import Trainer
@@ -44,7 +42,6 @@ from metaaugment.lab.training.trainer import Trainer
 import processes
 from endings import Killed
 from processes import until
-from trees import write_folder
 
 KIND = SEARCHES["pba"]
 QUIET = Console(quiet=True)
@@ -59,6 +56,7 @@ def small(**changes: Any) -> Recipe:
 
 def laboratory(folder: Path, recipe: Recipe, device: str = "cpu") -> Laboratory:
     data = dataset(recipe.dataset, size=recipe.size, per_class=recipe.per_class)
+    folder.mkdir(exist_ok=True)
     return Laboratory(recipe, Place(device=device), data, folder, QUIET)
 
 
@@ -68,10 +66,6 @@ def begin(out: Path, recipe: Recipe, settings: pba.Settings = SETTINGS) -> Path:
 
 def resume(out: Path, recipe: Recipe, settings: pba.Settings = SETTINGS) -> Path:
     return search(KIND, recipe, settings, Place(resume=out, device="cpu"), QUIET)
-
-
-def rows(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -177,33 +171,32 @@ def test_going_on_from_another_trial_is_going_on_as_it(tmp_path: Path) -> None:
     """Same weights, momentum and draws, bit for bit; and under the same policy, the same next epoch."""
     lab = laboratory(tmp_path, small())
     functions = pba._functions(SETTINGS, lab.recipe)
-    workbench = Workbench(lab, functions)
-    good, bad = (Trial(workbench, number, tmp_path / str(number)) for number in range(2))
-    for trial in (good, bad):
-        trial.advance(functions.start(), range(1))
-    before = [state(trial) for trial in (good, bad)]
+    start, train = functions.start(), Workbench(lab, functions)
+    for trial in range(2):
+        train(Interval(trial, start, range(1)))
+    before = [state(lab, trial) for trial in range(2)]
     assert not same(*(found["network"] for found in before))  # each has its own initial weights
-    bad.go_on_from(good.folder)
-    copied = state(bad)
+    go_on_from(folder_of(lab, 1), folder_of(lab, 0))
+    copied = state(lab, 1)
     for part in ("network", "optimizers", "generators", "learner"):
         assert same(copied[part], before[0][part])
-    policy = explore(functions.start(), Random(0))
-    assert good.advance(policy, range(1, 2))[0] == bad.advance(policy, range(1, 2))[0]
-    after = [state(trial) for trial in (good, bad)]
+    policy = explore(start, Random(0))
+    assert len({train(Interval(trial, policy, range(1, 2)))[0] for trial in range(2)}) == 1
+    after = [state(lab, trial) for trial in range(2)]
     assert same(after[0]["network"], after[1]["network"])
     assert not same(after[0]["network"], before[0]["network"])
-    assert lineage(bad.folder) == [functions.start(), policy]
+    assert lineage(folder_of(lab, 1)) == [start, policy]
 
 
 def test_a_policy_changes_the_training(tmp_path: Path) -> None:
-    lab = laboratory(tmp_path, small())
-    functions = pba._functions(SETTINGS, lab.recipe)
-    workbench = Workbench(lab, functions)
-    trials = [Trial(workbench, 0, tmp_path / str(place)) for place in range(3)]
+    functions = pba._functions(SETTINGS, small())
     strong = [10, 9] * (len(functions.start()) // 2)
-    for trial, policy in zip(trials, (functions.start(), functions.start(), strong), strict=True):
-        trial.advance(policy, range(1))
-    plain, again, augmented = (state(trial)["network"] for trial in trials)
+    trained = []
+    for place, policy in enumerate((functions.start(), functions.start(), strong)):
+        lab = laboratory(tmp_path / str(place), small())
+        Workbench(lab, functions)(Interval(0, policy, range(1)))
+        trained.append(state(lab, 0)["network"])
+    plain, again, augmented = trained
     assert same(plain, again)
     assert not same(plain, augmented)
 
@@ -211,28 +204,27 @@ def test_a_policy_changes_the_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_trials_that_take_turns_train_as_if_alone(device: str, tmp_path: Path) -> None:
     """On one workbench, whose captured steps stay captured, against a workbench each; on the CPU bit for bit."""
-    lab = laboratory(tmp_path, small(epochs=6, per_class=30), device)
-    functions = pba._functions(SETTINGS, lab.recipe)
-    policies = [explore(functions.start(), Random(seed)) for seed in range(3)]
-    shared = Workbench(lab, functions)
-    alone = [Trial(Workbench(lab, functions), number, tmp_path / f"alone-{number}") for number in range(2)]
-    in_turn = [Trial(shared, number, tmp_path / f"in-turn-{number}") for number in range(2)]
-    for number, policy in enumerate(policies):
-        for trial in (*in_turn, *alone):
-            trial.advance(policy, range(2 * number, 2 * number + 2))
-    for one, other in zip(alone, in_turn, strict=True):
-        assert lineage(one.folder) == lineage(other.folder)
+    recipe = small(epochs=6, per_class=30)
+    in_turn, alone = (laboratory(tmp_path / name, recipe, device) for name in ("in-turn", "alone"))
+    functions = pba._functions(SETTINGS, recipe)
+    shared, *own = Workbench(in_turn, functions), Workbench(alone, functions), Workbench(alone, functions)
+    for number in range(3):
+        policy = explore(functions.start(), Random(number))
+        for trial in range(2):
+            for train in (shared, own[trial]):
+                train(Interval(trial, policy, range(2 * number, 2 * number + 2)))
+    for trial in range(2):
+        assert lineage(folder_of(alone, trial)) == lineage(folder_of(in_turn, trial))
         found, wanted = (
-            torch.cat([w.double().flatten() for w in state(trial)["network"].values()]) for trial in (other, one)
+            torch.cat([w.double().flatten() for w in state(lab, trial)["network"].values()]) for lab in (in_turn, alone)
         )
         # A GPU adds in no fixed order. Of another trial's momentum or policy there would be far more.
         assert float((found - wanted).norm() / wanted.norm()) <= (0.0 if device == "cpu" else 1e-2)
-    first, second = (state(trial)["network"] for trial in in_turn)
-    assert not same(first, second)
+    assert not same(*(state(in_turn, trial)["network"] for trial in range(2)))
 
 
-def state(trial: Trial) -> dict[str, Any]:
-    found = checkpoint.load(trial.folder)
+def state(lab: Laboratory, trial: int) -> dict[str, Any]:
+    found = checkpoint.load(folder_of(lab, trial))
     assert found is not None
     return found
 
@@ -269,7 +261,7 @@ def test_it_gets_better_than_in_its_first_tenth(tmp_path: Path) -> None:
 def test_what_is_noted_is_the_history_of_the_result(whole: Path) -> None:
     """From the rows alone: who was copied is replayed, and the best one's policies are those of the file."""
     noted = rows(whole)
-    keys = {"trial", "generation", "epoch", "objective", "seconds", "policy"}
+    keys = {"trial", "generation", "epoch", "objective", "policy"}
     assert [row.keys() for row in noted] == [keys] * len(noted)
     assert [(row["generation"], row["trial"]) for row in noted] == [(g, t) for g in range(4) for t in range(4)]
     assert [row["epoch"] for row in noted] == [g + 1 for g in range(4) for _ in range(4)]
@@ -291,34 +283,12 @@ def test_another_seed_finds_another_schedule(whole: Path, tmp_path: Path) -> Non
     assert published.find(file) != published.find(whole / "policy.json")
 
 
-def killed() -> NoReturn:
-    raise Killed
-
-
-def die_at(
-    call: int, function: Callable[..., Any], done: bool = False, die: Callable[[], object] = killed
-) -> Callable[..., Any]:
-    """The function, but for its n-th call, which dies before it does anything, or after."""
-    calls = iter(range(1, sys.maxsize))
-
-    def dying(*arguments: Any, **named: Any) -> Any:
-        now = next(calls) == call
-        if now and not done:
-            die()
-        result = function(*arguments, **named)
-        if now:
-            die()
-        return result
-
-    return dying
-
-
 @pytest.mark.parametrize(
     ("owner", "name", "call", "done"),
     [
         (Laboratory, "note", 6, False),  # trained, but not remembered
         (Laboratory, "note", 8, True),  # the last of its generation: nobody was copied yet
-        (Trial, "go_on_from", 2, True),  # copied, but not written down
+        (population, "go_on_from", 2, True),  # copied, but not written down
         (population, "write_json", 2, True),  # written down, but nobody trained on
         (Trainer, "_add", 13, False),  # within an epoch
     ],
@@ -328,14 +298,14 @@ def test_killed_anywhere_it_ends_in_the_same_policy(
 ) -> None:
     out = tmp_path / "search"
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, die_at(call, getattr(owner, name), done))
+        patch.setattr(owner, name, dying(getattr(owner, name), call, done))
         with pytest.raises(Killed):
             begin(out, small())
     finished = rows(out)
     file = resume(out, small())
     assert published.find(file) == published.find(whole / "policy.json")
     assert rows(out)[: len(finished)] == finished  # none of them was trained again
-    assert [without_seconds(row) for row in rows(out)] == [without_seconds(row) for row in rows(whole)]
+    assert rows(out) == rows(whole)
 
 
 def test_killed_for_good_it_ends_in_the_same_policy(whole: Path, tmp_path: Path) -> None:
@@ -344,8 +314,8 @@ def test_killed_for_good_it_ends_in_the_same_policy(whole: Path, tmp_path: Path)
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
-from test_search_pba import Trainer, begin, die_at, small
-Trainer._add = die_at(14, Trainer._add, die=lambda: os.kill(os.getpid(), signal.SIGKILL))
+from test_search_pba import Trainer, begin, dying, small
+Trainer._add = dying(Trainer._add, 14, die=lambda: os.kill(os.getpid(), signal.SIGKILL))
 begin(Path({str(tmp_path / "search")!r}), small())
 """
     ended = subprocess.run([sys.executable, "-c", child], cwd=Path(__file__).parents[1])
@@ -355,40 +325,20 @@ begin(Path({str(tmp_path / "search")!r}), small())
     assert len(rows(tmp_path / "search")) == 16
 
 
-def without_seconds(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "seconds"}
-
-
-def test_a_signal_stops_it_and_it_goes_on(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, note = tmp_path / "search", Laboratory.note
-
-    def note_and_ask(lab: Laboratory, row: dict[str, Any]) -> None:
-        note(lab, row)
-        if len(lab.trials()) == 5:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Laboratory, "note", note_and_ask)
-        with pytest.raises(Interrupted):
-            begin(out, small())
-    assert len(rows(out)) == 5
-    assert published.find(resume(out, small())) == published.find(whole / "policy.json")
-
-
-def test_a_signal_at_the_end_of_an_interval_is_heeded(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Laboratory, "note"),
+        # After a training has looked for the last time whether it is asked to stop: one in five was lost there.
+        (checkpoint.Checkpoints, "settle"),
+    ],
+)
+def test_a_signal_stops_it_and_it_goes_on(
+    owner: Any, name: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a training has looked for the last time whether it is asked to stop: one in five was lost there."""
-    out, settle = tmp_path / "search", checkpoint.Checkpoints.settle
-    ends = iter(range(1, 100))
-
-    def settle_and_ask(checkpoints: checkpoint.Checkpoints) -> None:
-        settle(checkpoints)
-        if next(ends) == 5:
-            signal.raise_signal(signal.SIGTERM)
-
+    out = tmp_path / "search"
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.Checkpoints, "settle", settle_and_ask)
+        patch.setattr(owner, name, dying(getattr(owner, name), 5, after=True, die=asked_to_stop))
         with pytest.raises(Interrupted):
             begin(out, small())
     assert len(rows(out)) == 5
@@ -425,38 +375,13 @@ def test_a_population_that_is_lost_is_not_begun_again(whole: Path, tmp_path: Pat
         resume(out, small())
 
 
-def test_it_says_how_far_it_is(tmp_path: Path) -> None:
-    lab = laboratory(tmp_path, small())
-    said: list[str] = []
-    lab = replace(lab, console=Console(width=200, force_terminal=False, file=Sink(said)))
-    progress = population.Progress(lab, 8, 1)
-    for done in range(32):
-        lab.note(population.row(done % 8, done // 8, range(1), 0.5, 1.0, []))
-        progress.look()
-    assert len(said) == 10
-    assert said[-1] == "32 of 32 intervals; best validation accuracy 50.00%"
-
-
-class Sink:
-    def __init__(self, lines: list[str]) -> None:
-        self.lines = lines
-
-    def write(self, text: str) -> None:
-        self.lines += [line for line in text.splitlines() if line]
-
-    def flush(self) -> None:
-        pass
-
-
-def test_image_files(tmp_path: Path) -> None:
-    write_folder(tmp_path / "images", {"cat": 20, "dog": 20}, side=12)
-    recipe = replace(
-        pba.trial(RECIPES["folder"]()), network="small-cnn", size=12, batch=8, policy_batch=4, epochs=2, lr=0.1
-    )
-    place = Place(out=tmp_path / "search", data=tmp_path / "images", device="cpu", workers=0)
-    found = published.find(search(KIND, recipe, pba.Settings(trials=2, interval=1), place, QUIET))
-    assert isinstance(found, Schedule)
-    assert (found.epochs, found.space) == (2, "metaaugment")
+def test_it_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = replace(SETTINGS, interval=2)
+    search(KIND, small(epochs=6), settings, Place(out=tmp_path / "search", device="cpu"), Console(soft_wrap=True))
+    *said, _ = capsys.readouterr().out.splitlines()
+    assert [line.split(" of ")[0] for line in said] == ["2", "3", "4", "5", "6", "8", "9", "10", "11", "12"]
+    best = max(row["objective"] for row in rows(tmp_path / "search"))
+    assert said[-1] == f"12 of 12 intervals; best validation accuracy {best:.2%}"
 
 
 # -- several processes -----------------------------------------------------------------------------------------------
@@ -474,8 +399,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_place(out: Path) -> list[dict[str, Any]]:
-    """The rows in the order of a single process, without their seconds."""
-    return [without_seconds(row) for row in sorted(rows(out), key=lambda row: (row["generation"], row["trial"]))]
+    """The rows in the order of a single process."""
+    return sorted(rows(out), key=lambda row: (row["generation"], row["trial"]))
 
 
 def test_two_processes_of_which_one_is_killed_find_what_one_finds(alone: Path, tmp_path: Path) -> None:
@@ -514,35 +439,7 @@ def test_processes_stop_at_a_signal_and_another_number_of_them_goes_on(alone: Pa
     assert by_place(out) == by_place(alone)
 
 
-def test_a_trial_that_another_process_trains_is_left_to_it(tmp_path: Path) -> None:
-    """Until it is noted, or the others are in the next generation."""
-    lab = laboratory(tmp_path, small())
-    functions = pba._functions(SETTINGS, lab.recipe)
-    trials = population.Population(lab, functions, 4, 1)
-    with FileLock(tmp_path / "trial-02.lock"):
-        passed = [trials._passed(trial, functions.start(), 0, resumed=False) for trial in trials.trials]
-    assert passed == [True, True, False, True]
-    assert [row["trial"] for row in rows(tmp_path)] == [0, 1, 3]
-
-
 # -- what it is asked for --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"trials": 1}, "--trials is 1; it must be a whole number of at least 2"),
-        ({"interval": 0}, "--interval is 0; it must be a whole number of at least 1"),
-        ({"ray_workers": 0}, "--ray-workers is 0; it must be a whole number of at least 1"),
-        ({"processes": 0}, "--processes is 0; it must be a whole number of at least 1"),
-        ({"processes": 2, "ray_workers": 2}, "--processes is 2, but Ray starts its own; leave out one of the two"),
-        ({"functions": "papers"}, r"--functions is 'papers' \(did you mean paper\?\); choose one of paper, pba"),
-        ({"interval": 4}, "--interval is 4, but a trial has 4 epochs, so that no policy would ever change; choose"),
-    ],
-)
-def test_bad_settings_are_refused_in_a_sentence(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"^{sentence}"):
-        begin(tmp_path / "search", small(), replace(SETTINGS, **changes))
 
 
 @pytest.mark.filterwarnings("ignore:a gradient is not finite")
@@ -552,12 +449,6 @@ def test_a_population_that_diverged_is_refused(tmp_path: Path) -> None:
     ):
         begin(tmp_path / "s", small(lr=1e20, epochs=2), replace(SETTINGS, trials=2))
     assert not (tmp_path / "s" / "policy.json").exists()
-
-
-def test_settings_are_json_and_no_field_is_a_recipes_or_a_places() -> None:
-    assert pba.Settings(**json.loads(json.dumps(asdict(pba.Settings(address="a:1"))))) == pba.Settings(address="a:1")
-    taken = {field.name for kind in (Recipe, Place) for field in fields(kind)}
-    assert not taken & {field.name for field in fields(pba.Settings)}
 
 
 def test_a_trial_is_as_in_the_papers() -> None:
@@ -573,7 +464,7 @@ def test_a_trial_is_as_in_the_papers() -> None:
 
 def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "metaaugment.lab.search.ray_population", raising=False)
+    monkeypatch.delitem(sys.modules, "metaaugment.lab.search.ray_crew", raising=False)
     with pytest.raises(ValueError, match=r"^--ray-workers needs the package ray; install it with: pip install"):
         begin(tmp_path / "search", small(), replace(SETTINGS, ray_workers=2))
 
@@ -581,6 +472,7 @@ def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest
 # -- with Ray --------------------------------------------------------------------------------------------------------
 
 ray_warnings = pytest.mark.filterwarnings("ignore")  # Ray's own, of its dependencies and its processes
+BY_RAY = replace(SETTINGS, ray_workers=2)
 
 
 @ray_warnings
@@ -601,9 +493,10 @@ def test_an_address_without_a_cluster_is_refused_at_once(address: str, sentence:
 @ray_warnings
 @pytest.mark.parametrize(("says", "why"), [(b"", "timed out"), (b"HTTP/1.0 400 Bad Request\r\n\r\n", "something else")])
 def test_another_server_at_the_address(says: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from metaaugment.lab.search import ray_population
+    """Ray itself would try for minutes."""
+    from metaaugment.lab.search import ray_crew
 
-    monkeypatch.setattr(ray_population, "ANSWERS_WITHIN", 0.3)
+    monkeypatch.setattr(ray_crew, "ANSWERS_WITHIN", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         accepted: list[socket.socket] = []
 
@@ -614,23 +507,9 @@ def test_another_server_at_the_address(says: bytes, why: str, monkeypatch: pytes
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(ValueError, match=f"where no Ray cluster answers .{why}"):
-            ray_population._check_address(f"127.0.0.1:{server.getsockname()[1]}")
+            ray_crew._check_address(f"127.0.0.1:{server.getsockname()[1]}")
         thread.join()
         accepted[0].close()
-
-
-def test_trials_that_fail_in_ray_name_a_command_that_can_be_copied_to_a_shell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from metaaugment.lab.search import ray_population
-
-    failed = SimpleNamespace(num_errors=1, errors=["ray::Worker\nthe disk is full"])
-    monkeypatch.setattr(ray_population, "_session", lambda *_: nullcontext())
-    monkeypatch.setattr(ray_population, "_share", lambda *_: {"cpu": 1})
-    monkeypatch.setattr(ray_population, "_tuner", lambda *_: SimpleNamespace(fit=lambda: failed))
-    lab = laboratory(tmp_path / "one of mine", small())
-    with pytest.raises(ValueError, match=r"the first with: the disk is full; .* --resume '/.*/one of mine'$"):
-        ray_population.RayPopulation(2, None).evolve(lab, TWO, 4, 1)
 
 
 @pytest.fixture(scope="module")
@@ -638,145 +517,103 @@ def ray_session() -> Iterator[str]:
     """A local Ray with two workers; yields its address."""
     import ray
 
-    from metaaugment.lab.search import ray_population
+    from metaaugment.lab.search.ray_crew import connected
 
-    for module in (sys.modules[__name__], processes):  # tests have workers of their own, which cannot import these
+    for module in (sys.modules[__name__], processes):  # tests have work of their own, which workers cannot import
         ray.cloudpickle.register_pickle_by_value(module)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_worker_niceness", "0")  # or they wait for as long as other tests have work
-        with ray_population._session(2, None, "cpu"):
+        with connected(2, None):
             yield ray.get_runtime_context().gcs_address
 
 
+class Struck(Workbench):
+    """Its process dies once, in the second generation, as if the machine had run out of memory."""
+
+    def __call__(self, interval: Interval) -> tuple[float, float]:
+        struck = self.lab.folder / "struck"
+        if interval.epochs.start == 1 and not struck.exists():
+            struck.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Workbench.__call__(self, interval)
+
+
+class Endless(Workbench):
+    """Does not come to the end of the second generation until the search is resumed."""
+
+    def __call__(self, interval: Interval) -> tuple[float, float]:
+        if interval.epochs.start == 1:
+            (self.lab.folder / "endless").touch()
+            until((self.lab.folder / "resumed").exists)
+        return Workbench.__call__(self, interval)
+
+
+class Faulty(Workbench):
+    def __call__(self, interval: Interval) -> NoReturn:
+        raise RuntimeError("it is broken")
+
+
 @pytest.mark.slow
 @ray_warnings
-def test_ray_ends_in_a_file_though_a_worker_is_killed(
-    ray_session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ray_finds_the_same_though_a_worker_is_killed(
+    ray_session: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first generation is that of the serial search, which has the same initial weights and mini-batches."""
-    from metaaugment.lab.search import ray_population
+    from metaaugment.lab.search import ray_crew
 
-    class Struck(ray_population.Worker):
-        """Dies in the second interval that is begun, as if the machine had run out of memory."""
-
-        def step(self) -> dict[str, Any]:
-            if self.iteration == 1 and not (self.lab.folder / "killed").exists():
-                (self.lab.folder / "killed").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().step()
-
-    ray_population._check_address(ray_session)  # a real one is not refused
-    monkeypatch.setattr(ray_population, "Worker", Struck)
-    out, recipe, settings = tmp_path / "search", small(epochs=2), replace(SETTINGS, ray_workers=2)
-    file = begin(out, recipe, settings)
-    assert (out / "killed").exists()
-    found = published.find(file)
-    assert isinstance(found, Schedule)
-    assert found.epochs == 2
-    assert all(function.probability == 0 for function in found.stages[0].functions)
-    assert {(row["trial"], row["generation"]) for row in rows(out)} == {(t, g) for t in range(4) for g in range(2)}
-    begin(tmp_path / "serial", recipe)
-    serial = {row["trial"]: row["objective"] for row in rows(tmp_path / "serial") if row["generation"] == 0}
-    assert {row["trial"]: row["objective"] for row in rows(out) if row["generation"] == 0} == serial
-    result = run.train(small(policy=file, epochs=1), Place(out=tmp_path / "run", device="cpu"), QUIET)
-    assert result["method"] == "pba"
-
-
-@ray_warnings
-def test_trials_that_ray_begins_anew_have_a_policy(ray_session: str, tmp_path: Path) -> None:
-    """Those that its last record does not have, because it was made before they had begun."""
-    from metaaugment.lab.search import ray_population
-
-    class Told(ray_population.tune.Trainable):
-        def step(self) -> dict[str, Any]:
-            return {"objective": float(len(self.config["policy"])), "done": True}
-
-        def save_checkpoint(self, checkpoint_dir: str) -> None:
-            Path(checkpoint_dir, "content").touch()
-
-    functions = Functions(("Rotate", "Color"), "autoaugment", "here")
-    ray_population._tuner(tmp_path / "ray", Told, functions, 2).fit()
-    (record,) = (tmp_path / "ray").glob("experiment_state-*.json")
-    record.write_text(json.dumps(json.loads(record.read_bytes()) | {"trial_data": []}))
-    (begun,) = (tmp_path / "ray").glob("basic-variant-state-*.json")
-    begun.unlink()
-    results = ray_population._tuner(tmp_path / "ray", Told, functions, 2).fit()
-    assert len(results) > 0
-    assert results.num_errors == 0
+    ray_crew._check_address(ray_session)  # a real one is not refused
+    monkeypatch.setattr(pba, "Workbench", Struck)
+    file = begin(tmp_path / "search", small(), BY_RAY)
+    assert (tmp_path / "search" / "struck").exists()
+    assert published.find(file) == published.find(whole / "policy.json")
+    assert by_place(tmp_path / "search") == by_place(whole)
 
 
 @pytest.mark.slow
 @ray_warnings
-def test_ray_stops_at_a_signal_and_goes_on(ray_session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_stops_at_a_signal_and_processes_go_on(
+    ray_session: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It does not wait for the intervals under way, which would go on for ten minutes."""
-    from metaaugment.lab.search import ray_population
-
-    class Endless(ray_population.Worker):
-        """After a trial's first interval there is no end until the search is resumed."""
-
-        def step(self) -> dict[str, Any]:
-            (self.lab.folder / "room").write_text(self.room.name)
-            if self.iteration == 1:
-                until((self.lab.folder / "resumed").exists)
-            return super().step()
-
-    monkeypatch.setattr(ray_population, "Worker", Endless)
-    out, recipe, settings = tmp_path / "search", small(epochs=3), replace(SETTINGS, ray_workers=2)
+    out = tmp_path / "search"
 
     def ask() -> None:
-        until(lambda: (out / "trials.jsonl").exists() and len(rows(out)) == 4)
+        until((out / "endless").exists)
         os.kill(os.getpid(), signal.SIGTERM)
 
     asker = threading.Thread(target=ask)
     asker.start()
-    with pytest.raises(Interrupted):
-        begin(out, recipe, settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(pba, "Workbench", Endless)
+        with pytest.raises(Interrupted):
+            begin(out, small(), BY_RAY)
     asker.join()
-    finished = rows(out)
-    assert {(row["trial"], row["generation"]) for row in finished} == {(number, 0) for number in range(4)}
-    (room,) = Path((out / "room").read_text()).relative_to(out / "rooms").parts
-    assert room.startswith("trial-0")
-    assert not (out / "rooms").exists()
-    (out / "rooms" / "trial-00-of-a-killed-worker").mkdir(parents=True)
-    (out / "resumed").touch()
-    found = published.find(resume(out, recipe, settings))
-    assert isinstance(found, Schedule)
-    assert found.epochs == 3
-    for number in range(4):  # the one between is left out by a trial that goes on from one ahead of it
-        assert {0, 2} <= generations(out, number) <= {0, 1, 2}
-    assert rows(out)[: len(finished)] == finished
-    assert not (out / "rooms").exists()
+    assert len(rows(out)) == 4
+    assert published.find(resume(out, small())) == published.find(whole / "policy.json")
+    assert by_place(out) == by_place(whole)
 
 
 @pytest.mark.slow
 @ray_warnings
-def test_ray_has_a_trial_go_on_from_one_that_is_ahead(
-    ray_session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "other", "sentence"),
+    [
+        (
+            metaaugment,
+            "__version__",
+            "0.0",
+            "Ray cluster has metaaugment .*, but this one has 0.0; install",
+        ),
+        (
+            pba,
+            "Workbench",
+            Faulty,
+            "of Ray failed with: it is broken; .*, continue with --resume '/.*/of mine'$",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_worker_is_a_sentence(
+    owner: Any, name: str, other: Any, sentence: str, ray_session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is as far as that one then, and has been through fewer intervals itself."""
-    from metaaugment.lab.search import ray_population
-
-    class Uneven(ray_population.Worker):
-        """Trial 1, the worst, stays in its first interval until trial 0, the best, is in its third, and waits there."""
-
-        def step(self) -> dict[str, Any]:
-            number, third = self._trial().number, self.lab.folder / "third"
-            if (number, self.iteration) == (0, 2):
-                third.touch()
-                until(lambda: len([row for row in self.lab.trials() if row["trial"] == 1]) == 2)
-            if (number, self.iteration) == (1, 0):
-                until(third.exists)
-            return super().step() | {"objective": {0: 2.0, 1: -1.0}.get(number, 0.5)}
-
-    monkeypatch.setattr(ray_population, "Worker", Uneven)
-    out = tmp_path / "search"
-    found = published.find(begin(out, small(epochs=3), replace(SETTINGS, ray_workers=2)))
-    assert isinstance(found, Schedule)
-    assert found.epochs == 3
-    assert generations(out, 0) == {0, 1, 2}
-    assert generations(out, 1) == {0, 2}
-
-
-def generations(out: Path, number: int) -> set[int]:
-    """The intervals that a trial was trained through."""
-    return {row["generation"] for row in rows(out) if row["trial"] == number}
+    monkeypatch.setattr(owner, name, other)
+    with pytest.raises(ValueError, match=sentence):
+        begin(tmp_path / "of mine", small(), BY_RAY)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from metaaugment.lab.data import dataset
 from metaaugment.lab.experiments import run
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place
-from metaaugment.lab.search import crew
-from metaaugment.lab.search.laboratory import Laboratory
+from metaaugment.lab.search.crew import Crew
+from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.training import checkpoint, machine
 from metaaugment.lab.training.trainer import Trainer
 from metaaugment.waiting import WAITING
@@ -114,17 +115,16 @@ def test_by_default_each_core_has_one(tmp_path: Path, monkeypatch: pytest.Monkey
         assert Place().computing() == 2
 
 
-def note_threads(lab: Laboratory, index: int) -> None:
-    (lab.folder / f"{index}").write_text(str(torch.get_num_threads()))
+def count_threads(lab: Laboratory) -> Callable[[int], int]:
+    return lambda piece: torch.get_num_threads()
 
 
 def test_what_a_search_finds_does_not_depend_on_its_processes(tmp_path: Path) -> None:
     """Each computes with as many threads as one alone; the cores were divided among them."""
     recipe = RECIPES["digits"]()
     lab = Laboratory(recipe, Place(device="cpu"), dataset("digits"), tmp_path, Console(quiet=True))
-    with machine.threads(2):
-        crew.share(lab, 2, note_threads, (), lambda: None)
-    assert [(tmp_path / index).read_text() for index in "01"] == ["2", "2"]
+    with machine.threads(2), Crew(lab, 2, count_threads, ()) as crew:
+        assert dict(crew.do(range(2))) == {0: 2, 1: 2}
 
 
 @pytest.mark.parametrize(

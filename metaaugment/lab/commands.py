@@ -18,7 +18,7 @@ from metaaugment.lab.experiments.flags import said
 from metaaugment.lab.program import Patient, fetching, on_terminal
 
 if TYPE_CHECKING:
-    from metaaugment.lab.search.search import Kind
+    from metaaugment.lab.search.systems import Kind
     from metaaugment.learned.policy import LearnedPolicy
 
 
@@ -292,7 +292,7 @@ def searcher(kind: "Kind", name: str, args: Sequence[str]) -> Callable[..., None
         settings: Annotated[kind.settings, OmitArgPrefixes],  # type: ignore[name-defined]
         place: Annotated[Place, OmitArgPrefixes],
     ) -> None:
-        from metaaugment.lab.search.search import search
+        from metaaugment.lab.search.run import search
 
         search(kind, recipe, settings, place, Patient(), said(args))
 
@@ -344,9 +344,9 @@ def reproduce(
     from metaaugment.lab.experiments.place import Place
     from metaaugment.lab.experiments.reproduce import check, in_words, planned, reproduce
     from metaaugment.lab.experiments.tables import find_rows
-    from metaaugment.lab.search.kinds import recorded
+    from metaaugment.lab.search.run import record_of
 
-    where = Where(runs, results, Place(data=data, device=device), recorded)
+    where = Where(runs, results, Place(data=data, device=device), record_of)
     if plan:
         if not names:
             raise ValueError("--plan needs the names of what is to be planned, such as table-3")

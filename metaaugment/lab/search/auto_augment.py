@@ -23,8 +23,7 @@ from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.experiment import Experiment
 from metaaugment.lab.experiments.flags import refuse
 from metaaugment.lab.experiments.recipe import Recipe
-from metaaugment.lab.search.laboratory import Laboratory
-from metaaugment.lab.search.records import understood
+from metaaugment.lab.search.trials import Laboratory, understood
 from metaaugment.lab.seeds import CHILD, CONTROLLER, DECISIONS, derived_seed
 from metaaugment.lab.training.folder import TRIALS
 from metaaugment.lab.training.log import Row

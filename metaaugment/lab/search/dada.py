@@ -12,8 +12,8 @@ from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.experiment import Experiment, clipped
 from metaaugment.lab.experiments.flags import refuse
 from metaaugment.lab.experiments.recipe import Recipe
-from metaaugment.lab.search.laboratory import Laboratory, another_tenth
 from metaaugment.lab.search.relaxed import FUNCTIONS, RelaxedLearner, RelaxedPolicy
+from metaaugment.lab.search.trials import Laboratory, Tenths
 from metaaugment.lab.training.log import Row
 from metaaugment.lab.training.trainer import Trainer, Watcher
 from metaaugment.lab.words import number_of
@@ -68,7 +68,7 @@ def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
     # A captured step makes two passes with the same draws; this search needs a third, for its central difference.
     lab = replace(lab, place=replace(lab.place, capture=False))
     trainer = lab.trainer(lab.experiment(), lab.folder / "training", lambda experiment: relaxed(experiment, settings))
-    trainer.watchers = [Notes(lab)]
+    trainer.watchers = [Notes(lab), Tenths(lab, lambda epoch, row: f"{epoch}: {_news(policy_of(trainer), row)}")]
     lab.stop_if_asked()
     trainer.run()
     source = f"the search of DADA (Li et al., ECCV 2020) by metaaugment, on {lab.data.name}"
@@ -90,8 +90,14 @@ def policy_of(trainer: Trainer) -> RelaxedPolicy:
     return policy
 
 
+def _news(policy: RelaxedPolicy, row: Row) -> str:
+    share, names = policy.favourite()
+    scores = f"validation loss {row['val_loss']:.4f}, accuracy {row['val_accuracy']:.2%}"
+    return f"{scores}; most drawn: {' and '.join(names)}, {share:.2%}"
+
+
 class Notes(Watcher):
-    """Notes each epoch once, as a trial of the search, and reports progress after about each tenth."""
+    """Notes each epoch once, as a trial of the search."""
 
     def __init__(self, lab: Laboratory) -> None:
         self.lab = lab
@@ -103,13 +109,6 @@ class Notes(Watcher):
 
     def ended_epoch(self, trainer: Trainer, row: Row) -> None:
         self._note(row)
-        done, epochs = trainer.epoch, trainer.epochs
-        if another_tenth(done - 1, done, epochs):
-            share, names = policy_of(trainer).favourite()
-            self.lab.say(
-                f"epoch {done} of {epochs}: validation loss {row['val_loss']:.4f}, accuracy "
-                f"{row['val_accuracy']:.2%}; most drawn: {' and '.join(names)}, {share:.2%}"
-            )
 
     def _note(self, row: Row) -> None:
         if row["val_loss"] is None:  # from here on, gradients are skipped and nothing is learned

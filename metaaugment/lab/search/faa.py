@@ -25,7 +25,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metaaugment.files.lock import FileLock
@@ -35,16 +34,14 @@ from metaaugment.lab.baselines.sub_policies import SubPolicies
 from metaaugment.lab.data.batches import Reader, on_device
 from metaaugment.lab.experiments.flags import refuse
 from metaaugment.lab.experiments.recipe import Recipe
-from metaaugment.lab.search import crew
+from metaaugment.lab.search.crew import Crew
 from metaaugment.lab.search.fold import Fold, divide
-from metaaugment.lab.search.laboratory import Laboratory, another_tenth
-from metaaugment.lab.search.records import understood
 from metaaugment.lab.search.studies import STUDIES, claim, finished, give_up, open_studies, running, value
+from metaaugment.lab.search.trials import Laboratory, Tenths, another_tenth, understood
 from metaaugment.lab.seeds import FOLD, PROPOSAL, TRIAL, derived_seed
 from metaaugment.lab.training.folder import SEARCH, TRIALS
 from metaaugment.lab.training.json_file import read_json
 from metaaugment.lab.training.log import Row
-from metaaugment.lab.training.trainer import Trainer, Watcher
 from metaaugment.lab.words import number_of
 from metaaugment.ops import INDEX, OPS, PAPER_OPS
 
@@ -101,24 +98,35 @@ def work(rows: Sequence[Row]) -> str:
 def find(lab: Laboratory, settings: Settings) -> FoundPolicy:
     """Search until each fold has its trials; one process and one seed find the same policy, interrupted or not."""
     _check(lab, settings)
-    key = _key(lab, settings)
-    studies = _studies(lab.folder, settings, key)
+    key, progress = _key(lab, settings), _Progress(lab, settings)
+    folds = _Folds(lab, settings, key, progress.look)
+    studies = folds.studies
     if settings.storage is None:
         with understood(lab.folder / STUDIES):
-            _check_noted(lab, settings, studies)
-    progress = _Progress(lab, settings)
+            # A trial is noted once it is in its study.
+            for fold, number in sorted(_noted(lab) - _rows_of(settings, studies).keys()):
+                if number > 0:
+                    raise ValueError(f"it has no trial {number} of fold {fold}, which {TRIALS} has")
     progress.introduce(studies)
     while True:
         if settings.storage is None:
             give_up([(study, trial) for study in studies for trial in running(study)])
-        _note_missing(lab, settings, studies)
+        # Finished trials of other machines, and of processes that were killed before they could note them.
+        noted = _noted(lab)
+        for place, row in _rows_of(settings, studies).items():
+            if place not in noted:
+                lab.note(row)
         missing = sum(settings.trials - len(finished(study)) for study in studies)
         if missing == 0:
             return _found(lab, settings, studies)
-        if min(settings.processes, missing) == 1:
-            _work(lab, settings, studies, 0, progress.look)
+        number = min(settings.processes, missing)
+        if number == 1:
+            folds(0)
         else:
-            crew.share(lab, min(settings.processes, missing), _share, (settings, key), progress.look)
+            with Crew(lab, number, _Folds, (settings, key)) as crew:
+                for _ in crew.do(range(number), progress.look):
+                    pass
+            progress.look()  # at what the last of them noted on its way out
         if settings.storage is not None:
             _await_others(lab, studies)
 
@@ -173,7 +181,8 @@ def train(lab: Laboratory, settings: Settings, number: int) -> Fold:
         lab.stop_if_asked()
         experiment = lab.experiment(data, method="baseline", policy=None)
         trainer = lab.trainer(experiment, lab.folder / f"fold-{number}")
-        trainer.watchers = [_Epochs(lab, number)]
+        said = "fold {}: {}; accuracy {:.2%} on held-out images"
+        trainer.watchers = [Tenths(lab, lambda epoch, row: said.format(number, epoch, row["val_accuracy"]))]
         trainer.run()
         reader = Reader(lab.place.readers, lab.place.corrupt == "skip")
         held_out = on_device(data.val, lab.device)
@@ -254,26 +263,19 @@ def _row_of(settings: Settings, fold: int, trial: "FrozenTrial") -> Row:
     return row | {"sub_policies": published.encode(propose(trial, settings.sub_policies))["sub_policies"]}
 
 
+def _rows_of(settings: Settings, studies: "Sequence[Study]") -> dict[tuple[int, int], Row]:
+    """The rows of all finished trials, by fold and number."""
+    rows = [_row_of(settings, fold, trial) for fold, study in enumerate(studies) for trial in finished(study).values()]
+    return {(row["fold"], row["number"]): row for row in rows}
+
+
 def _noted(lab: Laboratory) -> set[tuple[int, int]]:
     return {(row["fold"], row["number"]) for row in lab.trials()}
 
 
-def _check_noted(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> None:
-    """Refuse studies that do not hold all trials that were noted, whole: a trial is noted once it is in its study."""
-    kept = [_row_of(settings, fold, trial) for fold, study in enumerate(studies) for trial in finished(study).values()]
-    trials = {(row["fold"], row["number"]) for row in kept}
-    for fold, number in sorted(_noted(lab) - trials):
-        if number > 0:
-            raise ValueError(f"it has no trial {number} of fold {fold}, which {TRIALS} has")
-
-
-def _note_missing(lab: Laboratory, settings: Settings, studies: "Sequence[Study]") -> None:
-    """Note finished trials of other machines, and of processes that were killed before they could note them."""
-    noted = _noted(lab)
-    for fold, study in enumerate(studies):
-        for place, trial in finished(study).items():
-            if (fold, place + 1) not in noted:
-                lab.note(_row_of(settings, fold, trial))
+def _tried(rows: Sequence[Row]) -> list[Row]:
+    """The rows of trials; the others are of networks."""
+    return [row for row in rows if row["number"] > 0]
 
 
 class _Progress:
@@ -304,35 +306,13 @@ class _Progress:
                 self.lab.say(f"fold {row['fold']}: trained; loss {-row['objective']:.4f} on plain held-out images")
         tried = _tried(rows)
         if another_tenth(len(_tried(rows[:before])), len(tried), self.total):
-            least = {fold: -max(row["objective"] for row in tried if row["fold"] == fold) for fold in _folds_of(tried)}
+            folds = sorted({row["fold"] for row in tried})
+            least = {fold: -max(row["objective"] for row in tried if row["fold"] == fold) for fold in folds}
             losses = "".join(f"; fold {fold}: least loss {loss:.4f} on augmented ones" for fold, loss in least.items())
             self.lab.say(f"{len(tried):,} of {self.total:,} trials{losses}")
 
 
-class _Epochs(Watcher):
-    """Reports the progress of a fold's network after each tenth of its epochs."""
-
-    def __init__(self, lab: Laboratory, fold: int) -> None:
-        self.lab, self.fold = lab, fold
-
-    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
-        done, epochs = trainer.epoch, trainer.epochs
-        if another_tenth(done - 1, done, epochs):
-            self.lab.say(
-                f"fold {self.fold}: epoch {done} of {epochs}; accuracy {row['val_accuracy']:.2%} on held-out images"
-            )
-
-
-def _tried(rows: Sequence[Row]) -> list[Row]:
-    """The rows of trials; the others are of networks."""
-    return [row for row in rows if row["number"] > 0]
-
-
-def _folds_of(rows: Sequence[Row]) -> list[int]:
-    return sorted({row["fold"] for row in rows})
-
-
-# -- studies ----------------------------------------------------------------------------------------------------------
+# -- the work of a process, and of other machines ----------------------------------------------------------------------
 
 
 def _key(lab: Laboratory, settings: Settings) -> str:
@@ -347,28 +327,22 @@ def _key(lab: Laboratory, settings: Settings) -> str:
     return f"faa-{lab.recipe.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def _studies(folder: Path, settings: Settings, key: str) -> "list[Study]":
-    """One per fold."""
-    return open_studies(folder, settings.storage, [f"{key}-fold-{fold}" for fold in range(settings.folds)])
+class _Folds:
+    """The folds of a search, each with its study. Called with the number of one, it begins there, and trains and
+    searches all that are not finished; other processes may do the same at once."""
 
+    def __init__(self, lab: Laboratory, settings: Settings, key: str, look: Callable[[], None] = lambda: None) -> None:
+        self.lab, self.settings, self.look = lab, settings, look
+        names = [f"{key}-fold-{fold}" for fold in range(settings.folds)]
+        self.studies = open_studies(lab.folder, settings.storage, names)
 
-# -- several processes ------------------------------------------------------------------------------------------------
-
-
-def _work(
-    lab: Laboratory, settings: Settings, studies: "Sequence[Study]", first: int, look: Callable[[], None]
-) -> None:
-    """Train and search all unfinished folds, beginning with `first`; other processes may do the same at once."""
-    for fold in (number % settings.folds for number in range(first, first + settings.folds)):
-        if len(finished(studies[fold])) < settings.trials:
-            trained = train(lab, settings, fold)
-            look()
-            search(lab, settings, trained, studies[fold], look)
-
-
-def _share(lab: Laboratory, index: int, settings: Settings, key: str) -> None:
-    """What one of several processes does: they begin with different folds, and then help each other."""
-    _work(lab, settings, _studies(lab.folder, settings, key), index, lambda: None)
+    def __call__(self, first: int) -> None:
+        for fold in (number % self.settings.folds for number in range(first, first + self.settings.folds)):
+            study = self.studies[fold]
+            if len(finished(study)) < self.settings.trials:
+                trained = train(self.lab, self.settings, fold)
+                self.look()
+                search(self.lab, self.settings, trained, study, self.look)
 
 
 def _await_others(lab: Laboratory, studies: "Sequence[Study]") -> None:

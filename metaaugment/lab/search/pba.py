@@ -1,19 +1,19 @@
 """The search of population based augmentation (Ho et al. 2019): a schedule, found with one population of networks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 from metaaugment.lab.baselines.schedule import Schedule
 from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.flags import one_of, refuse
 from metaaugment.lab.experiments.recipe import Recipe
-from metaaugment.lab.search import population
-from metaaugment.lab.search.evolution import Functions, Policy, intervals
-from metaaugment.lab.search.laboratory import Laboratory
-from metaaugment.lab.search.population import POPULATION, RAY_FOLDER
-from metaaugment.lab.search.records import understood
+from metaaugment.lab.search.crew import Alone, Crew
+from metaaugment.lab.search.evolution import Functions, intervals
+from metaaugment.lab.search.population import POPULATION, Population
+from metaaugment.lab.search.trials import Laboratory, understood
+from metaaugment.lab.search.workbench import Workbench
 from metaaugment.lab.training.json_file import read_json
 from metaaugment.lab.training.log import Row
 from metaaugment.lab.words import number_of
@@ -48,7 +48,7 @@ class Settings:
     """Processes of this machine that share the trials, spread over the GPUs; what is found is the same with any
     number of them."""
     ray_workers: int | None = None
-    """Train this many trials at a time, with Ray, which does not wait for all trials between generations."""
+    """Train this many trials at a time, with Ray, each with the given --threads or 1; what is found is the same."""
     address: str | None = None
     """Address of a Ray cluster, such as HOST:6379; all of its machines need access to the folder of the search."""
 
@@ -75,20 +75,31 @@ def find(lab: Laboratory, settings: Settings) -> Schedule:
             f"--interval is {settings.interval}, but a trial has {number_of('epoch', epochs)}, so that no policy "
             "would ever change; choose a smaller one, or more --epochs"
         )
-    functions = _functions(settings, lab.recipe)
-    evolve = partial(population.evolve, processes=settings.processes)
-    if lab.trials() and settings.by_ray != (lab.folder / RAY_FOLDER).exists():
-        way = "leave out --ray-workers and --address" if settings.by_ray else "give --ray-workers N, or --address"
-        raise ValueError(f"{lab.folder} was begun {'without' if settings.by_ray else 'with'} Ray; {way}")
-    if settings.by_ray:
-        evolve = _ray(settings)
-    elif (file := lab.folder / POPULATION).exists():
+    functions, file = _functions(settings, lab.recipe), lab.folder / POPULATION
+    if file.exists():
         with understood(file):
             generations = len(intervals(epochs, settings.interval))
             _check(read_json(file), functions, settings.trials, generations)
     elif any(row["generation"] > 0 for row in lab.trials()):
         raise ValueError(f"{file} is missing; restore it, or begin another search with --out")
-    return functions.schedule(evolve(lab, functions, settings.trials, settings.interval))
+    with _crew(lab, settings, functions) as crew:
+        lineage = Population(lab, functions, settings.trials, settings.interval).evolve(crew)
+    return functions.schedule(lineage)
+
+
+def _crew(lab: Laboratory, settings: Settings, functions: Functions) -> AbstractContextManager[Alone | Crew]:
+    """What trains the trials: this process, several others, or Ray."""
+    if settings.by_ray:
+        try:
+            from metaaugment.lab.search.ray_crew import RayCrew
+        except ImportError:
+            flag = "--ray-workers" if settings.address is None else "--address"
+            way = "install it with: pip install 'metaaugment[search]'"
+            raise ValueError(f"{flag} needs the package ray; {way}") from None
+        return RayCrew(lab, settings.trials, Workbench, (functions,), settings.ray_workers, settings.address)
+    if settings.processes == 1:
+        return nullcontext(Alone(lab, Workbench(lab, functions)))
+    return Crew(lab, min(settings.processes, settings.trials), Workbench, (functions,))
 
 
 def _check(state: Mapping[str, Any], functions: Functions, trials: int, generations: int) -> None:
@@ -123,12 +134,3 @@ def _functions(settings: Settings, recipe: Recipe) -> Functions:
     if settings.functions == "pba":
         return Functions(PBA_FUNCTIONS, "autoaugment", source)
     return Functions(PAPER_FUNCTIONS, recipe.space, source)
-
-
-def _ray(settings: Settings) -> Callable[[Laboratory, Functions, int, int], list[Policy]]:
-    try:
-        from metaaugment.lab.search.ray_population import RayPopulation
-    except ImportError:
-        flag = "--ray-workers" if settings.address is None else "--address"
-        raise ValueError(f"{flag} needs the package ray; install it with: pip install 'metaaugment[search]'") from None
-    return RayPopulation(settings.ray_workers, settings.address).evolve

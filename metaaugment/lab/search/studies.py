@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from metaaugment.files.lock import FileLock
 from metaaugment.guard.faults import first_line
-from metaaugment.lab.search.records import understood
+from metaaugment.lab.search.trials import understood
 
 if TYPE_CHECKING:
     from optuna import Study

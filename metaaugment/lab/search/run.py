@@ -1,58 +1,31 @@
 """A search from beginning to end: its folder, its cost, and the policy file that it ends in."""
 
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from metaaugment.lab.baselines import published
-from metaaugment.lab.baselines.found import FoundPolicy
 from metaaugment.lab.data import CorruptImage
 from metaaugment.lab.experiments import validity
 from metaaugment.lab.experiments.experiment import data_of
 from metaaugment.lab.experiments.flags import check_agreement, flags
 from metaaugment.lab.experiments.messages import say_data
-from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place, check_threads
 from metaaugment.lab.experiments.recipe import Recipe, check_kinds
-from metaaugment.lab.search.laboratory import Laboratory
-from metaaugment.lab.search.records import check_rows, understood
+from metaaugment.lab.search.systems import SEARCHES, Kind
+from metaaugment.lab.search.trials import Laboratory, check_rows, understood
 from metaaugment.lab.training import folder as run_folder
 from metaaugment.lab.training.folder import POLICY, SEARCH, TRIALS
 from metaaugment.lab.training.interruption import Interrupted, Interruption
 from metaaugment.lab.training.json_file import read_json, write_json
 from metaaugment.lab.training.launch import launch
-from metaaugment.lab.training.log import Row
 from metaaugment.lab.training.machine import commit, machine, threads
 from metaaugment.lab.training.trainer import check_identity
-from metaaugment.lab.words import duration, number_of
-
-
-@dataclass(frozen=True)
-class Kind:
-    """The search of a compared system.
-
-    `system` is its name. `settings` is a flat dataclass, whose method `check` refuses invalid values. `find` is the
-    search itself; `trial` turns a recipe into the default recipe of a trial. `work` says what the rows of its folder
-    are, `row` what each of them has. `where` names the settings that decide only where trials run. `spread` says how
-    the work is spread if not by Ray.
-    """
-
-    system: str
-    settings: type
-    find: Callable[[Laboratory, Any], FoundPolicy]
-    trial: Callable[[Recipe], Recipe] = lambda recipe: recipe
-    work: Callable[[Sequence[Row]], str] = lambda rows: number_of("trial", len(rows))
-    where: tuple[str, ...] = ()
-    row: Mapping[str, Any] = field(default_factory=dict)
-    spread: str = ""
-
-    def default(self, name: str) -> Recipe:
-        """What the search trains by default, on the data of the recipe of this name and with its network."""
-        return self.trial(replace(RECIPES[name](), method=self.system))
+from metaaugment.lab.words import duration
 
 
 def search(
@@ -131,6 +104,15 @@ def recorded(kind: Kind, recipe: Recipe, settings: Any) -> dict[str, Any]:
     """What a search records of how it searches."""
     decisive = {name: value for name, value in asdict(settings).items() if name not in kind.where}
     return {"recipe": recipe.to_json(), "settings": decisive}
+
+
+def record_of(system: str, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a search on a recipe records when it begins, if these fields of the trial and the settings are changed."""
+    kind = SEARCHES[system]
+    own = {field.name for field in fields(kind.settings)}  # no recipe has a field of this name
+    trial = replace(kind.default(name), **{field: value for field, value in changes.items() if field not in own})
+    settings = kind.settings(**{field: value for field, value in changes.items() if field in own})
+    return recorded(kind, trial, settings)
 
 
 def cost_of(lab: Laboratory) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What all trials of a search share: the recipe, the data, a folder of records, and one way to train a network."""
+"""What all trials of a search share: the recipe, the data, one way to train a network, and the rows that it notes."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,25 @@ from rich.console import Console
 from torch.optim import Optimizer
 
 from metaaugment.files.atomic import append_line
+from metaaugment.files.sealed import MALFORMED, Damaged
+from metaaugment.guard.faults import first_line
 from metaaugment.lab.data import DataSet
 from metaaugment.lab.data.batches import Reader
 from metaaugment.lab.experiments import run
 from metaaugment.lab.experiments.experiment import Experiment, assemble
 from metaaugment.lab.experiments.place import Place
-from metaaugment.lab.experiments.recipe import Recipe
-from metaaugment.lab.search.records import understood
+from metaaugment.lab.experiments.recipe import Recipe, fits
 from metaaugment.lab.training.folder import TRIALS
 from metaaugment.lab.training.interruption import Interrupted, Interruption
 from metaaugment.lab.training.json_file import is_number, row_of
 from metaaugment.lab.training.log import Row
 from metaaugment.lab.training.machine import choose_device
-from metaaugment.lab.training.trainer import Phase, Trainer
+from metaaugment.lab.training.trainer import Phase, Trainer, Watcher
 from metaaugment.learner import Learner
 
 # Makes the learner of a trial, and the optimizer of what it learns besides the network.
 MakeLearner = Callable[[Experiment], tuple[Learner, Optimizer | None]]
+WAY_OUT = "restore an intact copy of it, or begin another search with --out"
 
 
 @dataclass(frozen=True)
@@ -87,3 +90,37 @@ class Laboratory:
 def another_tenth(before: int, done: int, total: int) -> bool:
     """Whether the work has passed another tenth of the total, which is worth a line of output."""
     return 10 * done // total > 10 * before // total
+
+
+class Tenths(Watcher):
+    """Says how far a training is after each tenth of its epochs: `news` of "epoch N of M" and the epoch's row."""
+
+    def __init__(self, lab: Laboratory, news: Callable[[str, Row], str]) -> None:
+        self.lab, self.news = lab, news
+
+    def ended_epoch(self, trainer: Trainer, row: Row) -> None:
+        if another_tenth(trainer.epoch - 1, trainer.epoch, trainer.epochs):
+            self.lab.say(self.news(f"epoch {trainer.epoch} of {trainer.epochs}", row))
+
+
+@contextmanager
+def understood(file: Path) -> Iterator[None]:
+    """Around the reading of a file: whatever is wrong with its content is reported in one sentence."""
+    try:
+        yield
+    except Damaged as error:
+        raise Damaged(file, error.reason, WAY_OUT) from None
+    except KeyError as error:
+        raise Damaged(file, f"cannot be understood: {error} is missing", WAY_OUT) from error
+    except MALFORMED as error:
+        raise Damaged(file, f"cannot be understood: {first_line(error)}", WAY_OUT) from error
+
+
+def check_rows(rows: Sequence[Row], form: Mapping[str, Any]) -> None:
+    """Refuse rows that lack what those of a search have: the names in `form`, with values of these types."""
+    for number, row in enumerate(rows, start=1):
+        for name, kind in form.items():
+            if name not in row:
+                raise ValueError(f"row {number} has no {name!r}, which all rows of this search have")
+            if not fits(row[name], kind):
+                raise ValueError(f"the {name!r} of row {number} is {row[name]!r}, which is not a valid value")
