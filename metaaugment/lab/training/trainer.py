@@ -133,8 +133,8 @@ class Trainer:
         if signum := highest(interruption.signum or 0):
             # Adding up the tallies within an epoch rounds differently than at its end. So each process's part is kept
             # too: the same number of processes continues from its parts, bit for bit, and any other from the sum.
-            parts = [collected(tally[None]) for tally in self._tallies()] if world_size() > 1 else []
-            leave_to_first(self._tallies())
+            parts = [collected(tally[None]) for tally in self.learner.sampler.tallies] if world_size() > 1 else []
+            leave_to_first(self.learner.sampler.tallies)
             self._agree_on_statistics()
             self._agree_on_unreadable()
             self.save(tallies=parts)
@@ -185,7 +185,7 @@ class Trainer:
             "skipped": learner.skipped,
             "seconds": self.seconds,
             "images_per_second": self.train.steps * self.train.batch * learner.copies / self.seconds,
-            **getattr(learner.sampler, "figures", {}),
+            **learner.sampler.figures,
         }
         row: Row = {key: value if math.isfinite(value) else None for key, value in row.items()}
         row |= self._looked(self.epoch + 1)
@@ -208,7 +208,7 @@ class Trainer:
             return {}
         with self.precision():
             row = self.look.take(learner, epoch, self.validation if epoch == self.epochs else None)
-        p: Tensor | None = getattr(learner.sampler, "probabilities", None)
+        p: Tensor | None = learner.sampler.probabilities
         return row if p is None else {**row, "probabilities": [[round(v, 6) for v in first] for first in p.tolist()]}
 
     @torch.no_grad()
@@ -219,9 +219,6 @@ class Trainer:
         add_up([found])
         loss, correct, squares = found
         self.sums += torch.stack([loss, correct / n, 1 / (squares * n)])
-
-    def _tallies(self) -> list[Tensor]:
-        return getattr(self.learner.sampler, "tallies", [])
 
     def _agree_on_statistics(self) -> None:
         """Give all processes the first one's running statistics, where each keeps its own."""
@@ -320,7 +317,7 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.load_learned(state)
-        tallies = self._tallies()
+        tallies = self.learner.sampler.tallies
         parts = state.get("tallies") or [()] * len(tallies)
         # Of no tallies, there are no parts; older checkpoints have some, all zero, of a p that does not change.
         for tally, of_each in zip(tallies, parts if tallies else (), strict=True):
