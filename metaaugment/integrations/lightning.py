@@ -77,7 +77,7 @@ class JointTraining(Module):
         return loaders[0] if isinstance(loaders, list | tuple) else loaders
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        learner, (task, policy) = self.learner, self._two_optimizers()
+        learner, (task, policy) = self.learner, self.optimizers()  # type: ignore[misc]
         seen = learner.observe(*checked(batch))
         if learner.due:
             learner.policy_backward(seen, *checked(next(self._policy_batches)))
@@ -99,8 +99,13 @@ class JointTraining(Module):
         if self._restored is not None:
             self.learner.load_state_dict(self._restored)
             self._restored = None
-        task, policy = self._two_optimizers()
-        self.learner.check_optimizers(task.optimizer, policy.optimizer)
+        optimizers = self.optimizers()
+        if not isinstance(optimizers, list) or len(optimizers) != 2:
+            raise ValueError(
+                "configure_optimizers must return two optimizers: the task network's, and then one for "
+                "learner.policy_parameters()"
+            )
+        self.learner.check_optimizers(*(one.optimizer for one in optimizers))
         # A resumed run continues with the batch that it had come to.
         self._policy_batches = self._endless(self.learner.steps // self.learner.every)
 
@@ -114,15 +119,6 @@ class JointTraining(Module):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self._restored = checkpoint.get(KEY)  # there is no learner yet
-
-    def _two_optimizers(self) -> tuple[Any, Any]:
-        optimizers = self.optimizers()
-        if not isinstance(optimizers, list) or len(optimizers) != 2:
-            raise ValueError(
-                "configure_optimizers must return two optimizers: the task network's, and then one for "
-                "learner.policy_parameters()"
-            )
-        return optimizers[0], optimizers[1]
 
     def _endless(self, done: int) -> Iterator[Batch]:
         """The policy's batches, over and over, without the first `done`."""

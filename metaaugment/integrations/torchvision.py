@@ -36,7 +36,7 @@ class PolicyTransform(nn.Module):
 
     def _augment(self, image: Any) -> Any:
         if isinstance(image, Image.Image):
-            return _to_pillow(self._augment_batch(_from_pillow(image)[None])[0])
+            return _to_pillow(self._augment(_from_pillow(image)))
         if not isinstance(image, Tensor):
             raise ValueError(f"the image is a {type(image).__name__}; give a Pillow image or a torch tensor")
         plain = image.as_subclass(Tensor)
@@ -45,11 +45,8 @@ class PolicyTransform(nn.Module):
                 f"the image holds values from {plain.amin():g} to {plain.amax():g}; a floating-point image must lie in "
                 "[0, 1]: put PolicyTransform before Normalize"
             )
-        augmented = self._augment_batch(plain) if plain.ndim == 4 else self._augment_batch(plain[None])[0]
-        return augmented.as_subclass(type(image))
-
-    def _augment_batch(self, images: Tensor) -> Tensor:
-        return self.policy.transform(images)[0]
+        augmented, _ = self.policy.transform(plain if plain.ndim == 4 else plain[None])
+        return (augmented if plain.ndim == 4 else augmented[0]).as_subclass(type(image))
 
 
 def _from_pillow(image: Image.Image) -> Tensor:

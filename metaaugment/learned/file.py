@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +27,8 @@ NAME_ONE = "name a policy file; metaaugment export RUN FILE makes one from a run
 # Fields of a source that a file holds as they are, and all fields of a file.
 SOURCE_FIELDS = ("network", "num_classes", "channels", "mean", "std", "fill", "size", "layer")
 FIELDS = ("p", "policy", "theta", "w", *SOURCE_FIELDS, "space", "provenance")
-
-
-class Content(NamedTuple):
-    """What a file holds; θ and w as modules, or neither for p alone."""
-
-    p: Tensor
-    source: Source
-    policy: nn.Module | None
-    extractor: nn.Module | None
-    provenance: Mapping[str, Any]
+# What a file holds, as `LearnedPolicy` takes it: p, its source, θ and w as modules (neither for p alone), provenance.
+Content = tuple[Tensor, Source, nn.Module | None, nn.Module | None, Mapping[str, Any]]
 
 
 class Foreign(ValueError):
@@ -49,17 +41,13 @@ def write(file: Path, content: Content, half: bool) -> None:
     tree = {
         "format": FORMAT,
         "p": p,
-        "policy": None,
-        "theta": {},
-        "w": {},
+        "policy": None if policy is None else policy_name(policy),
+        "theta": _stored("theta", policy, half),
+        "w": _stored("w", extractor, half),
         **{field: getattr(source, field) for field in SOURCE_FIELDS},
         "space": {"name": source.space.name, "sha256": space_hash(source.space)},
         "provenance": provenance,
     }
-    if policy is not None and extractor is not None:
-        tree["policy"] = policy_name(policy)
-        tree["theta"] = _stored("theta", policy.state_dict(), half)
-        tree["w"] = _stored("w", extractor.state_dict(), half)
     sealed.save(file, KIND, tree)
 
 
@@ -107,7 +95,7 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
             raise ValueError("it has the tensors of a policy, but does not name it")
         if extractor is not None:
             raise Foreign("it holds p alone and needs no network; leave out extractor=")
-        return Content(tree["p"], source, None, None, tree["provenance"])
+        return tree["p"], source, None, None, tree["provenance"]
     policy = copied_policy(tree["policy"], tree["theta"], source.num_classes)
     try:
         network = copied_extractor(source, tree["w"], extractor)
@@ -115,7 +103,7 @@ def content(tree: Mapping[str, Any], extractor: nn.Module | None, space: Space |
         if extractor is None:
             raise
         raise Foreign(f"{error}; pass the extractor that it was learned with") from None
-    return Content(tree["p"], source, policy, network, tree["provenance"])
+    return tree["p"], source, policy, network, tree["provenance"]
 
 
 def _space_of(recorded: Mapping[str, str], given: Space | None) -> Space:
@@ -171,9 +159,8 @@ def copied_extractor(source: Source, tensors: Mapping[str, Tensor], own: nn.Modu
         except (RuntimeError, TypeError) as error:  # pruning and the older weight_norm leave tensors that refuse it
             if full_memory(error):
                 raise
-            why = first_line(error)
             raise Foreign(
-                f"extractor cannot be copied ({why}); make what computes its weights permanent, as "
+                f"extractor cannot be copied ({first_line(error)}); make what computes its weights permanent, as "
                 "torch.nn.utils.prune.remove does"
             ) from None
         return _fitted(own.float(), tensors, "w")
@@ -211,7 +198,8 @@ def _fitted(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> nn.M
     return module
 
 
-def _stored(what: str, state: Mapping[str, Tensor], half: bool) -> dict[str, Tensor]:
+def _stored(what: str, module: nn.Module | None, half: bool) -> dict[str, Tensor]:
+    state = {} if module is None else module.state_dict()
     if not half:
         return dict(state)
     stored = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}

@@ -164,8 +164,9 @@ class LearnedPolicy:
             return sampler, policy, None
         if (mean is None) != (std is None):
             raise ValueError("parts() got only one of mean and std; give both, or neither for the policy's own")
-        own = self.source
-        given = own if mean is None or std is None else replace(own, mean=_numbers(mean), std=_numbers(std))
+        given = own = self.source
+        if mean is not None and std is not None:
+            given = replace(own, mean=tuple(map(float, mean)), std=tuple(map(float, std)))
         between = (None, None) if given == own else _between(given, own)
         return sampler, policy, FrozenExtractor(deepcopy(self.extractor.network), own, *between).to(self.device)
 
@@ -252,17 +253,17 @@ class LearnedPolicy:
         seen_through = plain(learner.network if learner.extractor is None else learner.extractor)
         modules = {id(module): name for name, module in seen_through.named_modules()}
         layers = learner.features.layers
-        sides = (size, size) if isinstance(size, int) else size
+        channels, fill = len(mean), learner.fill
         source = Source(
             network_name,
             num_classes,
-            len(mean),
+            channels,
             learner.space,
-            _numbers(mean),
-            _numbers(std),
-            _colors(learner.fill, len(mean)),
-            tuple(map(int, sides)),  # type: ignore[arg-type]
-            modules[id(layers[0])] if len(layers) == 1 else None,
+            mean=tuple(map(float, mean)),
+            std=tuple(map(float, std)),
+            fill=(fill,) * channels if isinstance(fill, int) else tuple(map(int, fill)),
+            size=(size, size) if isinstance(size, int) else tuple(map(int, size)),  # type: ignore[arg-type]
+            layer=modules[id(layers[0])] if len(layers) == 1 else None,
         )
         p = _probabilities_of(learner.sampler)
         if isinstance(learner.policy, UniformPolicy):
@@ -307,8 +308,7 @@ class LearnedPolicy:
             OSError: if it cannot be written.
         """
         theta, w = self.modules or (None, None)
-        content = policy_file.Content(self.probabilities, self.source, theta, w, self.provenance)
-        policy_file.write(Path(file), content, half)
+        policy_file.write(Path(file), (self.probabilities, self.source, theta, w, self.provenance), half)
 
     @classmethod
     def load(
@@ -333,9 +333,7 @@ class LearnedPolicy:
 
 
 def _probabilities_of(sampler: Sampler) -> Tensor:
-    if type(sampler) is UniformSampler:
-        return torch.full((K, K), 1 / K**2, dtype=torch.float64)
-    p = as_sampler(sampler).probabilities
+    p = FixedSampler().probabilities if type(sampler) is UniformSampler else as_sampler(sampler).probabilities
     if not isinstance(p, Tensor):
         raise ValueError(
             f"the learner's sampler, a {type(sampler).__name__}, has no p of pairs to keep; use one that has, such as "
@@ -367,23 +365,17 @@ def _check_normalization(learner: Learner, source: Source) -> None:
     alike = [one for one in (found, of_floats) if one is not None and torch.allclose(one, meant, rtol=0.02, atol=0.02)]
     if found is not None and not alike:
         raise ValueError(
-            f"mean is {source.mean} and std {source.std}, which turn black and white into {_rounded(meant)}, but the "
-            f"learner's prepare turns them into {_rounded(found)}; give the mean and std that it normalises by"
+            f"mean is {source.mean} and std {source.std}, which turn black and white into "
+            f"{meant.round(decimals=3).tolist()}, but the learner's prepare turns them into "
+            f"{found.round(decimals=3).tolist()}; give the mean and std that it normalises by"
         )
-
-
-def _rounded(values: Tensor) -> list[list[float]]:
-    return [[round(value, 3) for value in row] for row in values.tolist()]
 
 
 def _between(given: Source, own: Source) -> tuple[Tensor, Tensor]:
     """Shift and scale that turn inputs normalised as the given source says into the policy's own."""
-    m, s, given_m, given_s = map(_column, (own.mean, own.std, given.mean, given.std))
+    numbers = torch.tensor([own.mean, own.std, given.mean, given.std], dtype=torch.float32)
+    m, s, given_m, given_s = numbers[:, :, None, None]
     return (m - given_m) / given_s, given_s / s
-
-
-def _column(values: Sequence[float]) -> Float[Tensor, "c 1 1"]:
-    return torch.tensor(values, dtype=torch.float32)[:, None, None]
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
@@ -433,11 +425,3 @@ def _as_json(provenance: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("the provenance must be a dictionary")
     return value
-
-
-def _numbers(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(map(float, values))
-
-
-def _colors(fill: int | Sequence[int], channels: int) -> tuple[int, ...]:
-    return (fill,) * channels if isinstance(fill, int) else tuple(map(int, fill))
