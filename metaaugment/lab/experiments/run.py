@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from torch.optim import SGD
 
-from metaaugment.distributed import everyone, first, highest, rank, world_size
+from metaaugment.distributed import rank, world_size
 from metaaugment.lab.data import CorruptImage, DataSet
 from metaaugment.lab.data.batches import Batches, Reader, on_device, once, own_part
 from metaaugment.lab.experiments.experiment import Experiment, check_sizes, clipped, prepare
@@ -30,6 +30,7 @@ from metaaugment.lab.training.json_file import read_json, write_json
 from metaaugment.lab.training.launch import launch, restarted
 from metaaugment.lab.training.look import Look
 from metaaugment.lab.training.machine import deterministic, threads
+from metaaugment.lab.training.processes import everyone, first, highest
 from metaaugment.lab.training.progress import Bar, Lines, TensorBoard
 from metaaugment.lab.training.schedule import cosine
 from metaaugment.lab.training.trainer import Phase, Trainer, Watcher, check_identity
