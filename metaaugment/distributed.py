@@ -6,15 +6,13 @@ draws are made for it.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import get_worker_info
-
-T = TypeVar("T")
 
 
 class Parted(RuntimeError):
@@ -60,7 +58,7 @@ def whole_length(part: Tensor) -> Tensor:
 def gathered(value: Tensor) -> Tensor:
     """Differentiable all-gather: the values of all processes, stacked to [processes, …].
 
-    Costs more than `collected`, being a `total` of mostly zeros, but, like `total`, is differentiable in every mode.
+    Costs more than an all-gather, being a `total` of mostly zeros, but, like `total`, is differentiable in every mode.
     """
     return total(torch.stack([value if place == rank() else torch.zeros_like(value) for place in range(world_size())]))
 
@@ -70,67 +68,10 @@ def add_up(tensors: Sequence[Tensor]) -> None:
     if world_size() == 1 or not tensors:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    with _together():
+    with together():
         dist.all_reduce(flat)
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
-
-
-def leave_to_first(tensors: Sequence[Tensor]) -> None:
-    """Reduce to rank 0 in place: the first process holds the sum, and the others continue from zero."""
-    add_up(tensors)
-    if rank() > 0:
-        for tensor in tensors:
-            tensor.zero_()
-
-
-def collected(tensor: Tensor) -> Tensor:
-    """All-gather of rows, concatenated; every process must have the same number. Not differentiable."""
-    if world_size() == 1:
-        return tensor
-    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(world_size())]
-    with _together():
-        dist.all_gather(parts, tensor.contiguous())
-    return torch.cat(parts)
-
-
-def highest(number: int) -> int:
-    """All-reduce by maximum of a number on the host: waits for the other processes, but for no device."""
-    if world_size() == 1:
-        return number
-    value = torch.tensor(number)
-    with _together():
-        dist.all_reduce(value, dist.ReduceOp.MAX)
-    return int(value)
-
-
-def everyone(value: T) -> list[T]:
-    """All-gather of objects: the values of all processes, of any type that can be pickled."""
-    values: list[Any] = [value]
-    if world_size() > 1:
-        values = [None] * world_size()
-        with _together():
-            dist.all_gather_object(values, value)
-    return values
-
-
-def first(function: Callable[[], T]) -> T:
-    """Broadcast what a function returns on rank 0; an OSError or ValueError raised there is raised on all processes."""
-    if world_size() == 1:
-        return function()
-    found: list[Any] = [None, None]
-    if rank() == 0:
-        try:
-            found[0] = function()
-        except OSError as error:
-            found[1] = error
-        except ValueError as error:
-            found[1] = ValueError(str(error))  # the base class: not every subclass can be pickled
-    with _together():
-        dist.broadcast_object_list(found, 0)
-    if found[1] is not None:
-        raise found[1]
-    return found[0]
 
 
 def bare(network: nn.Module) -> nn.Module:
@@ -153,13 +94,13 @@ def plain(network: nn.Module) -> nn.Module:
 def agree(tensors: Sequence[Tensor]) -> None:
     """In-place broadcast from rank 0, as DistributedDataParallel does for the network."""
     if world_size() > 1:
-        with _together():
+        with together():
             for tensor in tensors:
                 dist.broadcast(tensor.data, 0)
 
 
 @contextlib.contextmanager
-def _together() -> Iterator[None]:
+def together() -> Iterator[None]:
     """Turn a collective's error into `Parted`, whatever the backend; refuse a collective in a worker: it would hang."""
     if get_worker_info() is not None:
         raise RuntimeError(
@@ -178,7 +119,7 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, value: Tensor) -> Tensor:
         value = value.clone(memory_format=torch.contiguous_format)
-        with _together():
+        with together():
             dist.all_reduce(value)
         return value
 

@@ -20,9 +20,10 @@ from torch.utils.data import DataLoader
 
 import metaaugment as ma
 from metaaugment.batch_norm import with_global_statistics
-from metaaugment.distributed import Parted, collected, drawn, everyone, first, highest, leave_to_first, share
+from metaaugment.distributed import Parted, drawn, share
 from metaaugment.lab.data import augment
 from metaaugment.lab.training.interruption import Interrupted, Interruption, heeding
+from metaaugment.lab.training.processes import collected, everyone, first, highest, leave_to_first
 from metaaugment.learned.source import Source
 from metaaugment.ops import find_space
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from metaaugment.distributed import everyone, first, highest, rank, world_size
+from metaaugment.distributed import rank, world_size
 from metaaugment.files.atomic import write_atomically
 from metaaugment.lab.data import CorruptImage
 from metaaugment.lab.data.batches import Reader, on_device, once, own_part
@@ -28,6 +28,7 @@ from metaaugment.lab.training.interruption import Interrupted, Interruption, hee
 from metaaugment.lab.training.json_file import read_json, write_json
 from metaaugment.lab.training.launch import launch, restarted
 from metaaugment.lab.training.machine import deterministic, machine, threads
+from metaaugment.lab.training.processes import everyone, first, highest
 from metaaugment.lab.training.progress import Bar, Lines, TensorBoard
 from metaaugment.lab.training.trainer import Trainer, Watcher, check_identity
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, ClassVar, TypeVar
 
-from metaaugment.distributed import highest
+from metaaugment.lab.training.processes import highest
 
 T = TypeVar("T")
 

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from metaaugment.distributed import collected, world_size
+from metaaugment.distributed import world_size
 from metaaugment.lab.data.batches import Batches, once
 from metaaugment.lab.seeds import derived_seed
 from metaaugment.lab.training.evaluation import evaluating
+from metaaugment.lab.training.processes import collected
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 

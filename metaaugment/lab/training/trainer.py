@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from metaaugment.capture import step_of
-from metaaugment.distributed import add_up, agree, collected, everyone, first, highest, leave_to_first, rank, world_size
+from metaaugment.distributed import add_up, agree, rank, world_size
 from metaaugment.lab.data.batches import Batches, once, own_part
 from metaaugment.lab.training import checkpoint
 from metaaugment.lab.training.checkpoint import Checkpoints
@@ -22,6 +22,7 @@ from metaaugment.lab.training.interruption import Interrupted, Interruption
 from metaaugment.lab.training.log import LOG, Log, Row
 from metaaugment.lab.training.look import Look
 from metaaugment.lab.training.machine import commit, commits, continued
+from metaaugment.lab.training.processes import collected, everyone, first, highest, leave_to_first
 from metaaugment.learner import Learner
 from metaaugment.observation import Observation
 from metaaugment.policy import as_policy
