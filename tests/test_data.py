@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from metaaugment.lab.data import DATASETS, CorruptImage, DataSet, ImageFiles, Images, cifar, dataset, omniglot, status
 from metaaugment.lab.data.files import random_part, read_image
-from metaaugment.lab.data.folder import EXTENSIONS, read_folder
+from metaaugment.lab.data.folder import EXTENSIONS
 from metaaugment.lab.data.splits import apportion, split
 from metaaugment.lab.experiments.experiment import data_of
 from metaaugment.lab.experiments.paper import RECIPES
@@ -82,12 +83,6 @@ def test_split_is_the_seeds_for_ever() -> None:
     """The numbers themselves: published results stay comparable only as long as they do not change."""
     labels = torch.arange(12) % 2
     assert [part.tolist() for part in split(labels, 0, [2, 2])] == [[3, 4, 7, 10], [0, 1, 2, 5, 6, 8, 9, 11]]
-
-
-@pytest.mark.parametrize("seed", [-1, 2**32])
-def test_impossible_seed(seed: int) -> None:
-    with pytest.raises(ValueError, match=f"seed is {seed}; it must be 0 to 4294967295"):
-        split(torch.arange(2), seed, [1, 1])
 
 
 def test_apportion_by_hand() -> None:
@@ -294,12 +289,17 @@ def test_both_versions_are_the_same_and_a_complete_one_is_taken(
     assert dataset("cifar10", tmp_path).fingerprint() == binary
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-def test_pickles_of_every_protocol(protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def pickled_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of CIFAR-10's Python version."""
     use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path, version="python"))
+    return tmp_path / "cifar-10-batches-py" / "test_batch"
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_pickles_of_every_protocol(protocol: int, pickled_batch: Path, tmp_path: Path) -> None:
     pixels, labels = cifar_content(cifar.CIFAR10, "test_batch")
-    file = tmp_path / "cifar-10-batches-py" / "test_batch"
-    file.write_bytes(pickle.dumps({"data": pixels, "labels": labels.tolist()}, protocol=protocol))
+    pickled_batch.write_bytes(pickle.dumps({"data": pixels, "labels": labels.tolist()}, protocol=protocol))
     assert np.array_equal(dataset("cifar10", tmp_path).test.images.reshape(20, -1), pixels)
 
 
@@ -319,14 +319,13 @@ def python2_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:
     return b"\x80\2}(" + text(b"data") + array + text(b"labels") + numbers + b"u."
 
 
-def test_pickles_of_python_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path, version="python"))
+def test_pickles_of_python_2(pickled_batch: Path, tmp_path: Path) -> None:
     pixels, labels = cifar_content(cifar.CIFAR10, "test_batch")
     written = python2_pickle(pixels, labels.tolist())
     with warnings.catch_warnings(action="ignore"):  # numpy's, of its own old names
         judge = pickle.loads(written, encoding="bytes")
     assert np.array_equal(judge[b"data"], pixels)
-    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(written)
+    pickled_batch.write_bytes(written)
     test = dataset("cifar10", tmp_path).test
     assert np.array_equal(test.images.reshape(20, -1), pixels)
     assert test.labels.tolist() == labels.tolist()
@@ -344,15 +343,14 @@ class Evil:
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("place", ["data", "labels", "more", "key"])
-def test_a_pickle_runs_nothing(place: str, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path, version="python"))
+def test_a_pickle_runs_nothing(place: str, protocol: int, pickled_batch: Path, tmp_path: Path) -> None:
     pixels, labels = cifar_content(cifar.CIFAR10, "test_batch")
     evil = Evil(os.mkdir, str(tmp_path / "evil"))
     honest = {"data": pixels, "labels": labels.tolist(), "length": b"x" * 70_000}
     written = pickle.dumps({evil: 1, **honest} if place == "key" else {**honest, place: evil}, protocol=protocol)
     pickle.loads(written)
     (tmp_path / "evil").rmdir()  # it does run where it is let
-    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(written)
+    pickled_batch.write_bytes(written)
     with pytest.raises(ValueError, match=r"test_batch: not a pickle of data: it asks for posix\.mkdir"):
         dataset("cifar10", tmp_path)
     assert not (tmp_path / "evil").exists()
@@ -368,12 +366,11 @@ OTHER = (
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_a_pickle_names_nothing_else(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path, version="python"))
+def test_a_pickle_names_nothing_else(name: str, pickled_batch: Path, tmp_path: Path) -> None:
     module, attribute = name.split()
     stack_global = b"\x80\4" + b"".join(b"\x8c" + bytes([len(x)]) + x.encode() for x in (module, attribute)) + b"\x93"
     padding = b"B" + struct.pack("<I", 70_000) + bytes(70_000) + b"0"  # as long as the file should be, and dropped
-    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(stack_global[:2] + padding + stack_global[2:] + b".")
+    pickled_batch.write_bytes(stack_global[:2] + padding + stack_global[2:] + b".")
     with pytest.raises(ValueError, match=f"it asks for {module}.{attribute}"):
         dataset("cifar10", tmp_path)
 
@@ -428,11 +425,8 @@ def pickled(**changes: object) -> Callable[[bytes], bytes]:
         (pickled(data=np.zeros((20, 3072), np.uint8, order="F")), "its images are not an array in C order"),
     ],
 )
-def test_damaged_pickle(
-    change: Callable[[bytes], bytes], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path, version="python"))
-    rewrite(tmp_path / "cifar-10-batches-py" / "data_batch_4", change)
+def test_damaged_pickle(change: Callable[[bytes], bytes], sentence: str, pickled_batch: Path, tmp_path: Path) -> None:
+    rewrite(pickled_batch.with_name("data_batch_4"), change)
     with pytest.raises(ValueError, match=f"data_batch_4.*{sentence}"):
         dataset("cifar10", tmp_path)
 
@@ -991,13 +985,6 @@ def test_what_is_wrong_with_a_folder_is_named(counts: dict[str, int], sentence: 
         dataset("folder", tmp_path)
 
 
-@pytest.mark.parametrize("held_out", [(0.0, 0.2), (0.5, 0.5), (-0.1, 0.2), (1.0, 0.1), (float("nan"), 0.1)])
-def test_impossible_shares(held_out: tuple[float, float], tmp_path: Path) -> None:
-    write_folder(tmp_path, {"a": 5, "b": 5}, side=4)
-    with pytest.raises(ValueError, match=r"the shares held out are .*; each must be above 0, and their sum below 1"):
-        read_folder(tmp_path, 0, held_out)
-
-
 def test_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no folder .*gone"):
         dataset("folder", tmp_path / "gone")
@@ -1022,12 +1009,18 @@ def test_folder_that_is_not_there(tmp_path: Path) -> None:
         ("digits", {"size": 0}, "size is 0; images of digits have 8 to 64 pixels a side"),
         ("digits", {"held_out": (0.1, 0.1)}, "the splits of digits are fixed"),
         ("digits", {"per_class": 0}, "per_class is 0; it must be 1 to 11"),
+        *(("digits", {"seed": seed}, f"seed is {seed}; it must be 0 to 4294967295") for seed in (-1, 2**32)),
+        *(
+            ("folder", {"held_out": shares}, r"the shares held out are .*; each must be above 0, and their sum below 1")
+            for shares in ((0.0, 0.2), (0.5, 0.5), (-0.1, 0.2), (1.0, 0.1), (float("nan"), 0.1))
+        ),
         ("digits", {"per_class": 998}, r"^per_class is 998; it must be 1 to 11\d, the size of the largest class$"),
     ],
 )
-def test_impossible_options(name: str, options: dict[str, object], sentence: str) -> None:
+def test_impossible_options(name: str, options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    write_folder(tmp_path, {"a": 5, "b": 5}, side=4)
     with pytest.raises(ValueError, match=sentence):
-        dataset(name, **options)
+        dataset(name, tmp_path, **options)
 
 
 def test_per_class_keeps_a_few_of_each(cifar10: Path) -> None:

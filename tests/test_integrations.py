@@ -32,12 +32,11 @@ from metaaugment.lab.bench.ops import define_missing_operators
 
 from images import from_pillow, to_pillow
 from processes import leave, meet
+from small import CLASSES, LABELS, SIDE, N, photos, trained
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SIDE, CLASSES, N = 16, 5, 12
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALVES = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-LABELS = torch.arange(N) % CLASSES
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 # Lightning's own.
@@ -53,30 +52,13 @@ def library(name: str) -> ModuleType:
     return pytest.importorskip(name, exc_type=ImportError)
 
 
-def photos(n: int = N, channels: int = 3, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, channels, SIDE, SIDE), dtype=torch.uint8, generator=generator)
-
-
 @cache
 def learned(channels: int = 3) -> ma.LearnedPolicy:
     """With weights that differ and some p; no test changes it."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return new_policy(channels)
-
-
-def new_policy(channels: int) -> ma.LearnedPolicy:
-    policy, sampler = ma.PolicyNetwork(128), ma.TransformationSampler()
-    with torch.no_grad():
-        policy.output.weight *= 10
-    p = torch.rand(14, 14, dtype=torch.float64) ** 3
-    sampler.probabilities.copy_(p / p.sum())
-    network, fill = ma.network("small-cnn", CLASSES, channels), (125, 100, 80)[:channels]
-    learner = ma.Learner(network, sampler, policy, fill=fill)
-    learner.observe(photos(channels=channels), LABELS)  # gives batch normalisation some statistics
-    mean, std = (0.0,) * channels, (1.0,) * channels
-    return ma.LearnedPolicy.from_learner(learner, "small-cnn", CLASSES, mean, std, SIDE)
+        learner, mean, std = trained(channels=channels, prepare=None), (0.0,) * channels, (1.0,) * channels
+        return ma.LearnedPolicy.from_learner(learner, "small-cnn", CLASSES, mean, std, SIDE)
 
 
 def small_network() -> nn.Module:

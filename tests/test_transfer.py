@@ -22,7 +22,6 @@ from torch.nn.utils import prune
 import metaaugment as ma
 from metaaugment.files import sealed
 from metaaugment.guard.faults import full_memory
-from metaaugment.lab.data.augment import normalization
 from metaaugment.lab.report.policies import learned_in_words
 from metaaugment.learned import file as policy_file
 from metaaugment.learned.policy import LearnedPolicy
@@ -33,37 +32,9 @@ from metaaugment.policy import build, exponential
 from metaaugment.sampler import FixedSampler
 
 from processes import together
+from small import CLASSES, FILL, LABELS, MEAN, SIDE, STD, N, photos, prepare, sharp, trained
 
-SIDE, CLASSES, N = 16, 5, 12
-MEAN, STD, FILL = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), (125, 100, 80)
 PROVENANCE = {"recipe": "digits", "test_accuracy": 0.97, "versions": {"torch": "2.13"}, "seeds": [1, 2]}
-
-
-def photos(n: int = N, channels: int = 3, side: int = SIDE, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, channels, side, side), dtype=torch.uint8, generator=generator)
-
-
-def prepare(mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Callable[[Tensor], Tensor]:
-    return normalization(mean, std, torch.device("cpu"), torch.contiguous_format)
-
-
-def trained(network: nn.Module, policy: nn.Module | None = None, channels: int = 3, **options: Any) -> ma.Learner:
-    """A learner after a pass, which gave batch normalisation some statistics, with some p."""
-    sampler = ma.TransformationSampler()
-    p = torch.rand(14, 14, dtype=torch.float64) ** 3
-    sampler.probabilities.copy_(p / p.sum())
-    options = {"prepare": prepare(MEAN[:channels], STD[:channels]), "fill": FILL[:channels], **options}
-    learner = ma.Learner(network, sampler, policy or sharp(ma.PolicyNetwork(128)), **options)
-    learner.observe(photos(channels=channels), torch.arange(N) % CLASSES)
-    return learner
-
-
-def sharp(policy: ma.PolicyNetwork) -> ma.PolicyNetwork:
-    """One whose outputs differ, as a learned one's do."""
-    with torch.no_grad():
-        policy.output.weight *= 10
-    return policy
 
 
 def export(learner: ma.Learner, network: str | None = "small-cnn", channels: int = 3) -> LearnedPolicy:
@@ -74,7 +45,7 @@ def export(learner: ma.Learner, network: str | None = "small-cnn", channels: int
 def learned(channels: int = 3, policy: nn.Module | None = None) -> LearnedPolicy:
     """One that several tests look at; none changes it."""
     torch.manual_seed(0)
-    return export(trained(ma.network("small-cnn", CLASSES, channels), policy, channels), channels=channels)
+    return export(trained(None, policy, channels), channels=channels)
 
 
 def seeded(seed: int = 7) -> torch.Generator:
@@ -127,7 +98,7 @@ def test_a_round_trip_is_bit_exact(tmp_path: Path, kind: str) -> None:
     loaded = LearnedPolicy.load(str(tmp_path / "policy.safetensors"))
     assert same(loaded, policy)
     assert loaded.provenance == PROVENANCE
-    labels = torch.arange(N) % CLASSES
+    labels = LABELS
     for left, right in zip(
         policy.augment(photos(), labels, seeded()), loaded.augment(photos(), labels, seeded()), strict=True
     ):
@@ -135,7 +106,7 @@ def test_a_round_trip_is_bit_exact(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_policy_that_looks_at_labels_asks_for_them_and_draws_nothing() -> None:
-    policy, labels = learned(policy=POLICIES["label policy"]()), torch.arange(N) % CLASSES
+    policy, labels = learned(policy=POLICIES["label policy"]()), LABELS
     assert policy.needs_labels
     assert not learned().needs_labels
     generator = seeded()
@@ -157,7 +128,7 @@ def test_a_policy_that_looks_at_labels_asks_for_them_and_draws_nothing() -> None
 
 
 def test_what_a_policy_with_clues_makes_of_an_image_by_hand() -> None:
-    policy, labels = learned(policy=POLICIES["clue policy"]()), torch.arange(N) % CLASSES
+    policy, labels = learned(policy=POLICIES["clue policy"]()), LABELS
     images, weights = policy.augment(photos(), labels, seeded())
     t = policy.sample(N, seeded())
     kept: list[Tensor] = []
@@ -175,7 +146,7 @@ def test_what_a_policy_with_clues_makes_of_an_image_by_hand() -> None:
 
 @pytest.mark.parametrize("kind", ["clue policy", "regressing"])
 def test_a_learner_under_it_weighs_as_it_does_alone(kind: str) -> None:
-    policy, labels = learned(policy=POLICIES[kind]()), torch.arange(N) % CLASSES
+    policy, labels = learned(policy=POLICIES[kind]()), LABELS
     sampler, frozen, extractor = policy.parts(MEAN, STD)
     learner = ma.Learner(
         ma.network("small-cnn", CLASSES),
@@ -202,7 +173,7 @@ def test_loading_draws_no_random_number_and_depends_on_the_file_no_longer(tmp_pa
 
 
 def test_the_copy_does_not_follow_the_learner() -> None:
-    learner = trained(ma.network("small-cnn", CLASSES))
+    learner = trained()
     policy = export(learner)
     before = {name: value.clone() for name, value in tensors(policy).items()}
     with torch.no_grad():
@@ -432,7 +403,7 @@ def test_half_precision_changes_outputs_little(tmp_path: Path) -> None:
 
 
 def test_what_is_too_large_for_half_precision_is_named(tmp_path: Path) -> None:
-    learner = trained(ma.network("small-cnn", CLASSES))
+    learner = trained()
     learner.network.body[1].running_var[0] = 1e5
     with pytest.raises(ValueError, match=r"w/body\.1\.running_var holds 100000, too large for half precision"):
         export(learner).save(tmp_path / "policy.safetensors", half=True)
@@ -500,7 +471,7 @@ def test_a_network_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
 
 def test_a_space_of_the_users_own_is_handed_in(tmp_path: Path) -> None:
     space = Space("mild", {**SPACES["metaaugment"].levels, "Rotate": Level(1.0, signed=True)})
-    learner, file = trained(ma.network("small-cnn", CLASSES), space=space), tmp_path / "policy.safetensors"
+    learner, file = trained(space=space), tmp_path / "policy.safetensors"
     policy = export(learner)
     policy.save(file)
     with pytest.raises(ValueError, match="unknown space 'mild'; pass it with space="):
@@ -548,12 +519,13 @@ def by_hand(policy: LearnedPolicy, images: Tensor, t: ma.Transformation) -> Tens
     return torch.sigmoid(torch.cat([left, right], 1) @ head.output.weight[0] + head.output.bias)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_weights_by_hand(channels: int) -> None:
-    policy = learned(channels)
-    images, weights = policy.augment(photos(channels=channels), generator=seeded())
+@pytest.mark.parametrize(("channels", "side"), [(1, SIDE), (3, SIDE), (3, 8), (3, 31)])
+def test_weights_by_hand(channels: int, side: int) -> None:
+    """Of images of the size that it was learned with, and of others."""
+    policy, given = learned(channels), photos(channels=channels, side=side)
+    images, weights = policy.augment(given, generator=seeded())
     t = policy.sample(N, seeded())
-    assert torch.equal(images, ma.apply(photos(channels=channels), t, "metaaugment", FILL[:channels]))
+    assert torch.equal(images, ma.apply(given, t, "metaaugment", FILL[:channels]))
     outputs = by_hand(policy, images, t)
     assert outputs.std() > 0.05
     torch.testing.assert_close(policy.outputs(images, t), outputs)
@@ -594,19 +566,6 @@ def test_rejected_samples_have_no_weight() -> None:
     torch.testing.assert_close(weights, kept / kept.sum())
 
 
-def test_draws_follow_p() -> None:
-    """Pearson's statistic over the pairs lies where it should for 195 degrees of freedom."""
-    policy, n = learned(), 200_000
-    t = policy.sample(n, seeded())
-    found = torch.bincount(t.first * 14 + t.second, minlength=196).double()
-    expected = policy.probabilities.flatten() * n
-    often = expected >= 5
-    statistic = ((found - expected) ** 2 / expected)[often].sum()
-    freedom = int(often.sum()) - 1
-    assert abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5
-    assert t.magnitudes.mean().item() == pytest.approx(5, abs=0.05)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 def test_images_in_the_unit_range_are_the_same_images(dtype: torch.dtype) -> None:
     policy = learned()
@@ -625,15 +584,6 @@ def test_autocast_reaches_the_extractor_and_not_the_policy() -> None:
     assert weights.dtype == torch.float32
     assert not torch.equal(weights, exact)
     torch.testing.assert_close(weights, exact, atol=0.01, rtol=0)
-
-
-@pytest.mark.parametrize("side", [8, 31, 48])
-def test_images_of_another_size(side: int) -> None:
-    policy = learned()
-    images, weights = policy.augment(photos(side=side), generator=seeded())
-    t = policy.sample(N, seeded())
-    torch.testing.assert_close(policy.outputs(images, t), by_hand(policy, images, t))
-    assert weights.sum().item() == pytest.approx(1)
 
 
 def test_a_size_that_the_extractor_cannot_take_is_named() -> None:
@@ -732,7 +682,7 @@ def test_a_step_under_it_is_the_appendix_equation() -> None:
     policy = learned()
     before = {name: value.clone() for name, value in tensors(policy).items()}
     network = ma.network("small-cnn", CLASSES)
-    other, labels = copy.deepcopy(network), torch.arange(N) % CLASSES
+    other, labels = copy.deepcopy(network), LABELS
     learner = under(policy, network)
     seen = learner.step(photos(), labels, torch.optim.SGD(network.parameters(), 0.1))
     learner.sampler.update()
@@ -849,13 +799,13 @@ def test_a_network_without_scores_of_classes_is_kept() -> None:
     for change in (lambda x: x[:, :1], lambda x: x[:, :, None, None], lambda x: {"logits": x}):
         extractor = Own()
         extractor.register_forward_hook(lambda module, inputs, output, change=change: change(output))
-        learner = trained(ma.network("small-cnn", CLASSES), ma.PolicyNetwork(8), extractor=extractor)
+        learner = trained(None, ma.PolicyNetwork(8), extractor=extractor)
         assert export(learner, None).source.num_classes == CLASSES
 
 
 def test_mean_and_deviation_are_those_of_prepare() -> None:
     """Weights through others have nothing to do with those that were learned."""
-    learner = trained(ma.network("small-cnn", CLASSES), prepare=None)
+    learner = trained(prepare=None)
     made = r"but the learner's prepare turns them into \[\[0\.0, 0\.0, 0\.0\], \[1\.0, 1\.0, 1\.0\]\]"
     for mean, std in ((MEAN, STD), ((125,) * 3, (60,) * 3)):
         with pytest.raises(ValueError, match=made):
@@ -871,7 +821,7 @@ def test_a_prepare_of_floats_or_with_noise_is_as_good() -> None:
         ma.network("small-cnn", CLASSES), ma.TransformationSampler(), ma.PolicyNetwork(128),
         prepare=lambda images: (images - mean) / std + 0.01 * torch.rand(images.shape),
     )  # fmt: skip
-    learner.observe(photos() / 255, torch.arange(N) % CLASSES)
+    learner.observe(photos() / 255, LABELS)
     before = torch.get_rng_state()
     assert export(learner).source.mean == MEAN
     assert torch.equal(torch.get_rng_state(), before)
@@ -889,33 +839,29 @@ def test_a_prepare_may_pad_and_take_other_images() -> None:
             raise TypeError("float images, please")
         return images
 
-    learner = trained(ma.network("small-cnn", CLASSES))
+    learner = trained()
     learner.prepare = floats_only
     assert export(learner).source.mean == MEAN
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 def test_a_compiled_policy_is_kept() -> None:
-    learner = trained(ma.network("small-cnn", CLASSES))
+    learner = trained()
     expected = export(learner).digest()
     learner.policy = torch.compile(learner.policy)  # type: ignore[assignment]
     assert export(learner).digest() == expected
 
 
 def test_fill_is_the_learners() -> None:
-    assert export(trained(ma.network("small-cnn", CLASSES), fill=7)).source.fill == (7, 7, 7)
+    assert export(trained(fill=7)).source.fill == (7, 7, 7)
 
 
 class Mine(ma.PolicyNetwork):
     """A class that is not ours."""
 
 
-def of_small(policy: nn.Module | None = None) -> ma.Learner:
-    return trained(ma.network("small-cnn", CLASSES), policy)
-
-
 def without_p() -> ma.Learner:
-    learner = of_small()
+    learner = trained()
     learner.sampler = ma.IdentitySampler()
     return learner
 
@@ -926,18 +872,18 @@ def from_own(mean: Any, std: Any) -> LearnedPolicy:
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "another network": (lambda: export(of_small(), "wrn-40-2"), r"the tensor w/stem\.weight is missing"),
-    "an unknown network": (lambda: export(of_small(), "large-cnn"), r"unknown network 'large-cnn'; pass it"),
+    "another network": (lambda: export(trained(), "wrn-40-2"), r"the tensor w/stem\.weight is missing"),
+    "an unknown network": (lambda: export(trained(), "large-cnn"), r"unknown network 'large-cnn'; pass it"),
     "a network of one's own": (
         lambda: export(trained(Own(), ma.PolicyNetwork(8))),
         r"network is not small-cnn: the tensor .*; .* give network_name=None",
     ),
     "a class of one's own": (
-        lambda: export(of_small(Mine(128))),
+        lambda: export(trained(None, Mine(128))),
         "a policy of class Mine cannot be saved; use one of policy-network",
     ),
     "a head of one's own": (
-        lambda: export(of_small(ma.PolicyNetwork(128, head=F.softplus))),
+        lambda: export(trained(None, ma.PolicyNetwork(128, head=F.softplus))),
         r"a policy with the head .*softplus.* cannot be saved; use torch\.sigmoid",
     ),
     "a policy from a file": (
@@ -966,7 +912,7 @@ def test_what_no_policy_can_be_made_of_or_take_is_refused(kind: str) -> None:
 
 
 def test_samplers_with_a_p_are_kept() -> None:
-    learner = trained(ma.network("small-cnn", CLASSES))
+    learner = trained()
     p = torch.rand(14, 14, dtype=torch.float64)
     learner.sampler = FixedSampler(p / p.sum())
     assert torch.equal(export(learner).probabilities, p / p.sum())
@@ -975,7 +921,7 @@ def test_samplers_with_a_p_are_kept() -> None:
 
 
 def test_policies_that_learn_nothing_leave_p_alone() -> None:
-    policy = export(trained(ma.network("small-cnn", CLASSES), ma.UniformPolicy()))
+    policy = export(trained(None, ma.UniformPolicy()))
     assert isinstance(policy.policy, ma.UniformPolicy)
     assert policy.extractor is None
     assert policy.modules == ()
