@@ -190,6 +190,9 @@ def test_before_transformation_after_prepare_in_order() -> None:
 
 def test_alpha_is_not_below_zero_in_a_step_or_between_steps() -> None:
     """An optimizer took it there, and whoever logged it read a step size below zero."""
+    updated(joint := learner(alpha=0.0))
+    assert joint.alpha.grad is not None
+    assert joint.alpha.grad.abs() > 0  # so that it can leave 0
     joint = learner(alpha=0.2)
     assert joint.alpha.item() == pytest.approx(0.2)
     assert any(p is joint.alpha for p in joint.policy_parameters())
@@ -211,12 +214,6 @@ def test_a_step_that_is_refused_leaves_no_trace() -> None:
     assert joint.steps == 0
     assert joint.sampler.present.sum() == 0
     assert same(before, joint.network.state_dict())
-
-
-def test_alpha_of_zero_still_has_a_gradient() -> None:
-    updated(joint := learner(alpha=0.0))
-    assert joint.alpha.grad is not None
-    assert joint.alpha.grad.abs() > 0
 
 
 def test_state_goes_on_where_it_was() -> None:
@@ -241,28 +238,32 @@ def test_state_goes_on_where_it_was() -> None:
 # -- any network -----------------------------------------------------------------------------------------------------
 
 
-def test_features_are_what_enters_the_last_linear_layer() -> None:
-    network = small()
-    images = torch.rand(3, 3, 16, 16)
+class Reversed(nn.Module):
+    """The layer that is defined last is not the one that is called last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output, self.enter = nn.Linear(8, CLASSES), nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.enter(x[:, 0, 0, :4]))
+
+
+@pytest.mark.parametrize("make", [small, Reversed])
+def test_features_are_what_enters_the_last_linear_layer(make: Callable[[], nn.Module]) -> None:
+    network, images = make(), torch.rand(3, 3, 16, 16)
     features = Features(network)
     with features.watched():
         logits = network(images)
     torch.testing.assert_close(network.output(features.take()), logits)
 
 
-def test_the_layer_called_last_counts_not_the_one_defined_last() -> None:
-    class Reversed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head, self.enter = nn.Linear(8, CLASSES), nn.Linear(4, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.enter(x))
-
-    features = Features(network := Reversed())
+def test_a_named_layer_and_maps_or_tokens() -> None:
+    features = Features(network := small(), "body.4")
     with features.watched():
-        network(torch.rand(3, 4))
-    assert features.take().shape == (3, 8)
+        network(torch.rand(3, 3, 16, 16))
+    assert features.take().shape == (3, 32)  # the mean over positions of what enters the second convolution
+    assert not any(module._forward_pre_hooks for module in network.modules())
 
 
 @pytest.mark.parametrize("name", [None, "4"])
@@ -276,15 +277,6 @@ def test_a_head_may_be_replaced(passes: int, name: str | None) -> None:
     network[4] = nn.Linear(8, CLASSES)
     seen = joint.observe(*data())
     torch.testing.assert_close(seen.features, network[:4](seen.inputs))
-
-
-def test_a_named_layer_and_maps_or_tokens() -> None:
-    network = small()
-    features = Features(network, "body.4")
-    with features.watched():
-        network(torch.rand(3, 3, 16, 16))
-    assert features.take().shape == (3, 32)  # the mean over positions of what enters the second convolution
-    assert not any(module._forward_pre_hooks for module in network.modules())
 
 
 def test_gradients_accumulate_as_in_any_loop() -> None:

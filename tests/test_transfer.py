@@ -586,13 +586,6 @@ def test_autocast_reaches_the_extractor_and_not_the_policy() -> None:
     torch.testing.assert_close(weights, exact, atol=0.01, rtol=0)
 
 
-def test_a_size_that_the_extractor_cannot_take_is_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"fails on images of 4 by 4 pixels \(.*learned on 16 by 16: .*sampler_only\(\)"
-    ):
-        learned().augment(photos(side=4))
-
-
 BAD_IMAGES = {
     "grey": (photos(channels=1), r"have 1 channels, but the policy was learned on images with 3"),
     "an array": (photos().numpy(), r"images is a ndarray; give a torch tensor"),
@@ -710,15 +703,7 @@ def test_a_step_under_it_is_the_appendix_equation() -> None:
     assert all(torch.equal(value, before[name]) for name, value in after.items())
 
 
-def test_parts_stay_in_evaluation_mode() -> None:
-    _, frozen, extractor = learned().parts()
-    assert extractor is not None
-    holder = nn.ModuleList([frozen, extractor]).train()
-    assert holder.training
-    assert not any(module.training for part in (frozen, extractor) for module in part.modules())
-
-
-def test_parts_are_copies() -> None:
+def test_parts_are_copies_and_stay_in_evaluation_mode() -> None:
     policy = learned()
     sampler, frozen, extractor = policy.parts()
     assert extractor is not None
@@ -727,6 +712,9 @@ def test_parts_are_copies() -> None:
         for value in (sampler.probabilities, *frozen.parameters(), *extractor.parameters(), *extractor.buffers()):
             value.zero_()
     assert all(torch.equal(value, before[name]) for name, value in tensors(policy).items())
+    holder = nn.ModuleList([frozen, extractor]).train()
+    assert holder.training
+    assert not any(module.training for part in (frozen, extractor) for module in part.modules())
 
 
 @pytest.mark.parametrize(("mean", "std"), [((0.1, 0.2, 0.3), (0.5, 0.4, 0.3)), ((0, 0, 0), (1, 1, 1))])
@@ -763,12 +751,6 @@ def test_networks_of_other_precision_train_under_it() -> None:
         seen = learner.step(photos(), torch.zeros(N).long(), torch.optim.SGD(network.parameters(), 0.1))
         expected = policy.weights(seen.images, seen.transformation)
         torch.testing.assert_close(seen.weights.float(), expected, atol=5e-3, rtol=0)
-
-
-def test_a_learner_on_images_of_other_channels_is_told() -> None:
-    learner = under(learned(), ma.network("small-cnn", CLASSES, 1), prepare=None, fill=0)
-    with pytest.raises(ValueError, match="have 1 channels, but the policy was learned on images with 3"):
-        learner.observe(photos(channels=1), torch.zeros(N).long())
 
 
 # -- from a learner ---------------------------------------------------------------------------------------------------
@@ -897,6 +879,16 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: LearnedPolicy(learned().probabilities, learned().source, policy=ma.PolicyNetwork(128)),
         "give both, or neither for p alone",
     ),
+    "images too small for the extractor": (
+        lambda: learned().augment(photos(side=4)),
+        r"fails on images of 4 by 4 pixels \(.*learned on 16 by 16: .*sampler_only\(\)",
+    ),
+    "a learner on images of other channels": (
+        lambda: under(learned(), ma.network("small-cnn", CLASSES, 1), prepare=None, fill=0).observe(
+            photos(channels=1), LABELS
+        ),
+        "have 1 channels, but the policy was learned on images with 3",
+    ),
     "too few transformations": (
         lambda: learned().weights(photos(), learned().sample(3)),
         "12 images but 3 transformations",
@@ -918,13 +910,9 @@ def test_samplers_with_a_p_are_kept() -> None:
     assert torch.equal(export(learner).probabilities, p / p.sum())
     learner.sampler = ma.UniformSampler()
     torch.testing.assert_close(export(learner).probabilities, torch.full((14, 14), 1 / 196).double())
-
-
-def test_policies_that_learn_nothing_leave_p_alone() -> None:
-    policy = export(trained(None, ma.UniformPolicy()))
-    assert isinstance(policy.policy, ma.UniformPolicy)
-    assert policy.extractor is None
-    assert policy.modules == ()
+    still = export(trained(None, ma.UniformPolicy()))  # which learns nothing
+    assert isinstance(still.policy, ma.UniformPolicy)
+    assert (still.extractor, still.modules) == (None, ())
 
 
 def test_provenance_is_json() -> None:
