@@ -350,10 +350,28 @@ def test_the_policys_gradient_is_clipped_once() -> None:
 # -- extra passes disturb nothing --------------------------------------------------------------------------------------
 
 
+class GhostBatchNorm(nn.BatchNorm2d):
+    """Statistics of each half of a mini-batch, by a forward of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        halves = input.chunk(2) if self.training else [input]
+        return torch.cat([
+            nn.functional.batch_norm(half, self.running_mean, self.running_var, self.weight, self.bias, self.training)
+            for half in halves
+        ])  # fmt: skip
+
+
+LEFT_ALONE: dict[str, Callable[[], nn.Module]] = {
+    "dropout": lambda: nn.Sequential(small(), nn.Dropout(0.4)),
+    "ghost": lambda: nn.Sequential(nn.Conv2d(3, 5, 3), GhostBatchNorm(5), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT_ALONE)
 @pytest.mark.parametrize("lagged", [False, True])
 @pytest.mark.parametrize("route", ["difference", "forward", "unrolled"])
-def test_the_network_is_bit_for_bit_as_before(route: str, lagged: bool) -> None:
-    network = nn.Sequential(small(), nn.Dropout(0.4), nn.Linear(CLASSES, CLASSES))
+def test_the_network_is_bit_for_bit_as_before(route: str, lagged: bool, kind: str) -> None:
+    network = nn.Sequential(LEFT_ALONE[kind](), nn.Linear(CLASSES, CLASSES))
     joint = learner(network, policy=ma.PolicyNetwork(CLASSES), route=route, lagged=lagged)
     seen = joint.observe(*data())
     before, validation = state(network), data()
@@ -414,17 +432,6 @@ def test_dropout_is_replayed_and_the_generator_goes_on() -> None:
     assert torch.equal(torch.rand(3), after)
 
 
-class GhostBatchNorm(nn.BatchNorm2d):
-    """Statistics of each half of a mini-batch, by a forward of its own."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        halves = input.chunk(2) if self.training else [input]
-        return torch.cat([
-            nn.functional.batch_norm(half, self.running_mean, self.running_var, self.weight, self.bias, self.training)
-            for half in halves
-        ])  # fmt: skip
-
-
 class Balancing(nn.Module):
     """Keeps a loss of its own on itself, as mixtures of experts do."""
 
@@ -436,18 +443,6 @@ class Balancing(nn.Module):
         x = self.enter(x.flatten(1)).tanh()
         self.balance = x.square().mean()
         return self.output(x)
-
-
-@pytest.mark.parametrize("lagged", [False, True])
-def test_batch_normalisation_of_another_kind_is_left_alone_too(lagged: bool) -> None:
-    network = nn.Sequential(nn.Conv2d(3, 8, 3), GhostBatchNorm(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    network.append(nn.Linear(8, CLASSES))
-    joint = learner(network, policy=ma.PolicyNetwork(8), lagged=lagged)
-    seen = joint.observe(*data())
-    before = state(network)
-    joint.policy_backward(seen, *data())
-    assert same(before, network.state_dict())
-    joint.weighted_loss(seen).backward()
 
 
 def test_a_loss_that_the_network_keeps_on_itself_has_its_gradient() -> None:

@@ -275,10 +275,7 @@ TOGETHER: dict[str, tuple[Recipe, str]] = {
         plain(held_back_from="training"),
         "--held-back-from is training, but --held-back is 0; give a share",
     ),
-    "warm-up to the end": (
-        plain(epochs=5, warmup_epochs=5),
-        "--warmup-epochs is 5; it must be less than --epochs, 5",
-    ),
+    "warm-up to the end": (plain(epochs=5, warmup_epochs=5), "--warmup-epochs is 5; it must be less than --epochs, 5"),
     "Nesterov without momentum": (
         plain(nesterov=True, momentum=0.0),
         "--nesterov needs --momentum above 0, but it is 0; change one",
