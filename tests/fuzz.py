@@ -55,13 +55,9 @@ def fuzz(
     account = Account()
     began = time.monotonic()
 
-    @settings(
-        max_examples=cases,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    once = {"phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
+
+    @settings(max_examples=cases, database=None, deadline=None, **once)
     @seed(number)
     @given(TARGETS[name].spoil(seeds))
     def one(files: Files) -> None:
@@ -216,9 +212,8 @@ def fuzz_all(
                     team.remove(worker)
             if time.monotonic() - told > 5:
                 told = time.monotonic()
-                done = sum(account.cases for account in accounts.values()) + sum(
-                    worker.done.value for worker in team if worker.job
-                )
+                done = sum(account.cases for account in accounts.values())
+                done += sum(worker.done.value for worker in team if worker.job)
                 say(f"{done:,} of {total:,} cases, {sum(len(account.faults) for account in accounts.values())} faults")
     return accounts
 
@@ -262,17 +257,14 @@ def main() -> int:
     print(_row("all", whole))
     for fault in whole.faults:
         print(fault)
-    print(
-        f"{whole.cases:,} cases by seed {asked.seed} in {time.monotonic() - began:,.0f} s, {len(whole.faults)} faults"
-    )
+    took = time.monotonic() - began
+    print(f"{whole.cases:,} cases by seed {asked.seed} in {took:,.0f} s, {len(whole.faults)} faults")
     return int(bool(whole.faults))
 
 
 def _row(name: str, account: Account) -> str:
-    return (
-        f"{name:12}{account.cases:8,}{account.read:9,}{account.refused:9,}{account.seconds:9,.0f}{account.slowest:8.2f}s"
-        f"{account.memory / 2**20:6,.0f}MiB{len(account.faults):8}"
-    )
+    counts = f"{account.cases:8,}{account.read:9,}{account.refused:9,}{account.seconds:9,.0f}"
+    return f"{name:12}{counts}{account.slowest:8.2f}s{account.memory / 2**20:6,.0f}MiB{len(account.faults):8}"
 
 
 if __name__ == "__main__":

@@ -20,21 +20,12 @@ SECONDS, CLOCK, BYTES = 5.0, 60.0, 2**30
 
 HARM = (
     "os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "os.forkpty", "os.startfile", "pty.",
-    "subprocess.", "socket.",
-    "urllib.", "ctypes.dlopen", "import", "exec", "compile", "marshal.", "code.__new__", "pickle.find_class",
-    "builtins.input",
+    "subprocess.", "socket.", "urllib.", "ctypes.dlopen", "import", "exec", "compile", "marshal.", "code.__new__",
+    "pickle.find_class", "builtins.input",
 )  # fmt: skip
 WRITES = (
-    "os.remove",
-    "os.rename",
-    "os.mkdir",
-    "os.rmdir",
-    "os.link",
-    "os.symlink",
-    "os.chmod",
-    "os.chown",
-    "os.truncate",
-)
+    "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.chown", "os.truncate",
+)  # fmt: skip
 
 
 class Hang(BaseException):
@@ -199,10 +190,9 @@ def wrong(name: str, target: Target, error: BaseException | None, harm: Sequence
         if isinstance(cause, MemoryError) or "allocate memory" in str(cause):
             return Fault(name, f"memory: {cause}", _place(cause), told)
     if isinstance(error, ValueError | OSError) and target.refuses:
-        lines = str(error).strip().splitlines()
-        return (
-            None if len(lines) == 1 or name == "tree" else Fault(name, f"no sentence: {error!s}", _place(error), told)
-        )
+        if len(str(error).strip().splitlines()) == 1 or name == "tree":
+            return None
+        return Fault(name, f"no sentence: {error!s}", _place(error), told)
     return Fault(name, f"{type(error).__name__}: {error}", _place(error), told)
 
 

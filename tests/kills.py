@@ -123,9 +123,7 @@ def reporting(folder: Path) -> Command:
         out.mkdir()
         (out / "report.html").write_text(OLD_PAGE)
 
-    return Command(
-        lambda out: ("report", a_run(folder), "--out", out / "report.html"), outcome, check, None, prepare
-    )  # fmt: skip
+    return Command(lambda out: ("report", a_run(folder), "--out", out / "report.html"), outcome, check, None, prepare)
 
 
 def searching_by_dada(folder: Path) -> Command:
@@ -150,12 +148,9 @@ def searching_by_pba(folder: Path) -> Command:
 
 
 COMMANDS = {
-    "train": training,
-    "export": exporting,
-    "report": reporting,
-    "search dada": searching_by_dada,
+    "train": training, "export": exporting, "report": reporting, "search dada": searching_by_dada,
     "search pba": searching_by_pba,
-}
+}  # fmt: skip
 
 
 def a_run(folder: Path) -> Path:

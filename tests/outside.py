@@ -48,19 +48,8 @@ from metaaugment.lab.training.trainer import Trainer, check_identity
 from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.networks import NETWORKS, network
 
-from spoiled import (
-    ODD,
-    Raw,
-    bombs,
-    images,
-    spoiled_bytes,
-    spoiled_header,
-    spoiled_image,
-    spoiled_json,
-    spoiled_sealed,
-    spoiled_tensors,
-    text,
-)  # fmt: skip
+import spoiled
+from spoiled import ODD, Raw, spoiled_bytes, spoiled_json, text
 
 Files = dict[str, bytes]
 Read = Callable[[Path], object]
@@ -91,7 +80,9 @@ class Seeds:
         (folder / "run" / "diagnosis.json").write_text(json.dumps(diagnosis.to_json()))
         (folder / WEIGHTS).write_bytes(safetensors.torch.save(network("small-cnn", 10).state_dict()))
         (folder / "images").mkdir()
-        for name, content in (images() | ({f"huge {n}": c for n, c in bombs().items()} if huge else {})).items():
+        for name, content in (
+            spoiled.images() | ({f"huge {n}": c for n, c in spoiled.bombs().items()} if huge else {})
+        ).items():
             (folder / "images" / name.replace(" ", "-")).write_bytes(content)
         return Seeds(folder)
 
@@ -107,7 +98,7 @@ class Seeds:
 def spoiled_file(draw: DrawFn, name: str, content: bytes) -> bytes:
     """A spoiled file, by the kind that its name says."""
     if name.endswith(".safetensors"):
-        return draw(spoiled_sealed(content))
+        return draw(spoiled.spoiled_sealed(content))
     if name.endswith(".json"):
         return draw(spoiled_json(json.loads(content))).encode("utf-8", "replace")
     if name.endswith(".jsonl") and draw(st.integers(0, 3)):
@@ -148,34 +139,21 @@ def some_found_policy(draw: DrawFn) -> Files:
 @st.composite
 def some_weights(draw: DrawFn, content: bytes) -> Files:
     if draw(st.booleans()):
-        return {WEIGHTS: safetensors.torch.save(draw(spoiled_tensors(safetensors.torch.load(content))))}
-    return {WEIGHTS: draw(spoiled_header(content) if draw(st.integers(0, 3)) else spoiled_bytes(content))}
+        return {WEIGHTS: safetensors.torch.save(draw(spoiled.spoiled_tensors(safetensors.torch.load(content))))}
+    return {WEIGHTS: draw(spoiled.spoiled_header(content) if draw(st.integers(0, 3)) else spoiled_bytes(content))}
 
 
 @st.composite
 def some_image(draw: DrawFn, seeds: Seeds) -> Files:
     if len(seeds.images) > len(seeds.small) and draw(st.integers(0, 999)) == 0:
         return {PICTURE: seeds.images[draw(st.sampled_from(sorted(seeds.images.keys() - seeds.small.keys())))]}
-    return {PICTURE: draw(spoiled_image(seeds.small))}
+    return {PICTURE: draw(spoiled.spoiled_image(seeds.small))}
 
 
 NAMES = (
-    "train",
-    "val",
-    "valid",
-    "test",
-    "a",
-    "b",
-    "A",
-    "é",
-    "\udcff",
-    "\n",
-    " ",
-    ".hidden",
-    "x" * 200,
-    "a.png",
+    "train", "val", "valid", "test", "a", "b", "A", "é", "\udcff", "\n", " ", ".hidden", "x" * 200, "a.png",
     "train.png",
-)
+)  # fmt: skip
 LEAVES = ("1.png", "2.PNG", "3.jpg", "\udcfe.gif", ".png", "\t.bmp", "notes.txt", "a.png.part", "4.tiff")
 
 
@@ -228,12 +206,9 @@ def some_archive(draw: DrawFn) -> Files:
             warnings.simplefilter("ignore")  # names that are there twice
             for name in names:
                 info = zipfile.ZipInfo(name)
-                info.external_attr = draw(
-                    st.sampled_from((0, 0o100644 << 16, 0o120777 << 16, 0o020644 << 16, 0o040755 << 16))
-                )
-                zipped.writestr(
-                    info, b"\0" * draw(st.sampled_from((0, 10, 2**16))), draw(st.sampled_from((0, 8, 12, 14)))
-                )
+                info.external_attr = draw(st.sampled_from((0, 0o100644, 0o120777, 0o020644, 0o040755))) << 16
+                zeros = b"\0" * draw(st.sampled_from((0, 10, 2**16)))
+                zipped.writestr(info, zeros, draw(st.sampled_from((0, 8, 12, 14))))
         content = stream.getvalue()
         return {"x.zip": draw(spoiled_bytes(content)) if draw(st.integers(0, 3)) else content}
     with tarfile.open(fileobj=stream, mode="w", format=draw(st.sampled_from((0, 1, 2)))) as tar:
@@ -248,23 +223,9 @@ def some_archive(draw: DrawFn) -> Files:
 
 
 ENTRIES = (
-    "x/a",
-    "x/b/c",
-    "x",
-    "x/",
-    "x/a/b",
-    "../x",
-    "/x/a",
-    "x/../../y",
-    "x\\a",
-    "C:x",
-    "x/é",
-    "x/" + "n" * 90,
-    ".",
-    "",
-    "y/a",
-    "x//a",
-)
+    "x/a", "x/b/c", "x", "x/", "x/a/b", "../x", "/x/a", "x/../../y", "x\\a", "C:x", "x/é", "x/" + "n" * 90, ".", "",
+    "y/a", "x//a",
+)  # fmt: skip
 
 
 @st.composite
@@ -273,9 +234,8 @@ def some_search(draw: DrawFn, seeds: Seeds) -> Files:
     recipe = {**json.loads(seeds.file("run/recipe.json")), "method": "dada"}
     about = {"recipe": recipe, "settings": settings, "data": "0", "threads": 2}
     trials = b"".join(json.dumps({"objective": 0.5, "seconds": 1.5, "epoch": i}).encode() + b"\n" for i in range(3))
-    return draw(
-        among({"search.json": json.dumps(about).encode(), "trials.jsonl": trials}, ("search.json", "trials.jsonl"))
-    )
+    files = {"search.json": json.dumps(about).encode(), "trials.jsonl": trials}
+    return draw(among(files, tuple(files)))
 
 
 @st.composite
@@ -361,9 +321,7 @@ def start_from(folder: Path) -> None:
     load_pretrained(_network(), folder / WEIGHTS)
 
 
-@cache
-def _network() -> torch.nn.Module:
-    return network("small-cnn", 10)
+_network = cache(partial(network, "small-cnn", 10))
 
 
 def views(folder: Path) -> None:
@@ -371,6 +329,14 @@ def views(folder: Path) -> None:
     for generator in (None, torch.Generator().manual_seed(0)):
         image = files.image(0, generator)
         assert (image.shape, image.dtype) == ((3, 8, 8), torch.uint8)
+
+
+def square(folder: Path) -> None:
+    operations._square(folder / PICTURE)
+
+
+def drawing(folder: Path) -> None:
+    omniglot._read(folder, folder / PICTURE, 8)
 
 
 def read_tree(folder: Path) -> None:
@@ -429,6 +395,13 @@ class Target:
 
 
 LOOKED_AT = tuple(name for name in RUN if not name.startswith("checkpoint"))
+
+
+def part_of_a_run(*names: str, most: int = 1) -> Callable[[Seeds], SearchStrategy[Files]]:
+    """A run without its checkpoint, of which some files are spoiled."""
+    return lambda seeds: among(seeds.run("checkpoint.safetensors"), names, most)
+
+
 TARGETS: dict[str, Target] = {
     "policy": Target(lambda seeds: among({POLICY: seeds.file(POLICY)}, (POLICY,)), (read_policy,), 200),
     "checkpoint": Target(
@@ -437,22 +410,12 @@ TARGETS: dict[str, Target] = {
         150,
     ),
     "recipe": Target(lambda seeds: some_recipe(seeds.file("run/recipe.json")), (build,), 100),
-    "run": Target(lambda seeds: among(seeds.run("checkpoint.safetensors"), LOOKED_AT, 3), (look_at_run,), 160, False),
-    "look": Target(
-        lambda seeds: among(seeds.run("checkpoint.safetensors"), ("look.safetensors",)), (look_at_samples,), 20, False
-    ),
-    "page": Target(lambda seeds: among(seeds.run("checkpoint.safetensors"), LOOKED_AT, 3), (draw_page,), 0.5, False),
+    "run": Target(part_of_a_run(*LOOKED_AT, most=3), (look_at_run,), 160, False),
+    "look": Target(part_of_a_run("look.safetensors"), (look_at_samples,), 20, False),
+    "page": Target(part_of_a_run(*LOOKED_AT, most=3), (draw_page,), 0.5, False),
     "found": Target(lambda seeds: some_found_policy(), (use_found,), 150),
     "pretrained": Target(lambda seeds: some_weights(seeds.file(WEIGHTS)), (start_from,), 60),
-    "image": Target(
-        some_image,
-        (
-            views,
-            lambda folder: operations._square(folder / PICTURE),
-            lambda folder: omniglot._read(folder, folder / PICTURE, 8),
-        ),
-        90,
-    ),
+    "image": Target(some_image, (views, square, drawing), 90),
     "tree": Target(some_tree, (read_tree,), 30),
     "pickle": Target(lambda seeds: some_pickles(), (partial(cifar.read, CIFAR, seed=0),), 40),
     "archive": Target(lambda seeds: some_archive(), (unpack_it,), 40),
@@ -460,11 +423,8 @@ TARGETS: dict[str, Target] = {
     "results": Target(some_results, (lambda folder: results.markdown(folder / "results"),), 30),
     "command": Target(
         lambda seeds: among(seeds.run() | {POLICY: seeds.file(POLICY)}, (*RUN, POLICY)),
-        (
-            call("inspect", f"{{}}/{POLICY}"),
-            call("export", "{}", "{}/out.safetensors"),
-            call("train", "digits", "--resume", "{}"),
-        ),
+        (call("inspect", f"{{}}/{POLICY}"), call("export", "{}", "{}/out.safetensors"),
+         call("train", "digits", "--resume", "{}")),
         3,
     ),
-}
+}  # fmt: skip

@@ -133,9 +133,8 @@ def _near(draw: DrawFn, value: Any) -> Any:
     if isinstance(value, bool) or value is None:
         return int(bool(value))
     if isinstance(value, int):
-        return draw(
-            st.sampled_from((value + 1, value - 1, -value, value * 1000, float(value), str(value), value + 0.5))
-        )
+        near = value + 1, value - 1, -value, value * 1000, float(value), str(value), value + 0.5
+        return draw(st.sampled_from(near))
     if isinstance(value, float):
         return draw(st.sampled_from((-value, value * 1e9, value * 1e-9, round(value), str(value), 1 - value, [value])))
     if isinstance(value, str):
@@ -173,16 +172,13 @@ def spoiled_sealed(draw: DrawFn, content: bytes) -> bytes:
 def spoiled_header(draw: DrawFn, content: bytes) -> bytes:
     """The header of a safetensors file with other types, shapes, offsets and lengths."""
     length = int.from_bytes(content[:8], "little")
-    header, data = (
-        draw(spoiled_json(json.loads(content[8 : 8 + length]))).encode("utf-8", "replace"),
-        content[8 + length :],
-    )
+    header, data = content[8 : 8 + length], content[8 + length :]
+    header = draw(spoiled_json(json.loads(header))).encode("utf-8", "replace")
     header += b" " * (-len(header) % 8)
     if draw(st.integers(0, 3)) == 0:
         header = draw(spoiled_bytes(header))
-    size = draw(
-        st.sampled_from((len(header),) * 9 + (0, 1, len(header) - 8, len(header) + 8, 10**8, 2**31, 2**63, 2**64 - 1))
-    )
+    n = len(header)
+    size = draw(st.sampled_from((n,) * 9 + (0, 1, n - 8, n + 8, 10**8, 2**31, 2**63, 2**64 - 1)))
     return (size % 2**64).to_bytes(8, "little") + header + data
 
 
@@ -210,9 +206,8 @@ def _spoiled_tensor(draw: DrawFn, tensor: Tensor, others: Mapping[str, Tensor]) 
             shape = draw(st.sampled_from(((), (0,), (1,), (0, 2**40), (2, 3), (1, 1, 1, 1, 1), (0, 14, 14), (14, 14))))
             return torch.zeros(shape, dtype=tensor.dtype)
         case 3:
-            return draw(
-                st.sampled_from((tensor.reshape(-1), tensor[None], tensor.mT if tensor.ndim > 1 else tensor))
-            ).contiguous()
+            turned = tensor.mT if tensor.ndim > 1 else tensor
+            return draw(st.sampled_from((tensor.reshape(-1), tensor[None], turned))).contiguous()
         case 4 if tensor.ndim:
             return torch.cat([tensor, tensor]) if draw(st.booleans()) else tensor[:-1].clone()
         case 5 if tensor.numel():
@@ -231,11 +226,8 @@ def _fill(draw: DrawFn, tensor: Tensor) -> Any:
     if tensor.dtype in (torch.bool, torch.complex64):
         return draw(st.booleans())
     limits = torch.iinfo(tensor.dtype)
-    return draw(
-        st.sampled_from(
-            (limits.min, max(limits.min, -1), 0, 1, 100, limits.max if tensor.dtype != torch.uint64 else 2**31)
-        )
-    )
+    most = limits.max if tensor.dtype != torch.uint64 else 2**31
+    return draw(st.sampled_from((limits.min, max(limits.min, -1), 0, 1, 100, most)))
 
 
 def opened(content: bytes) -> tuple[Any, dict[str, Tensor]]:
@@ -365,14 +357,9 @@ def spoiled_png(draw: DrawFn, png: bytes) -> bytes:
             parts.insert(place, (draw(st.sampled_from(more)), draw(st.binary(max_size=40))))
         case 3:
             bomb = zlib.compress(b"\0" * 2**24, 9)
-            parts.insert(
-                place,
-                draw(
-                    st.sampled_from(
-                        ((b"zTXt", b"a\0\0" + bomb), (b"iCCP", b"a\0\0" + bomb), (b"iTXt", b"a\0\1\0\0\0" + bomb))
-                    )
-                ),
-            )
+            kinds = (b"zTXt", b"a\0\0"), (b"iCCP", b"a\0\0"), (b"iTXt", b"a\0\1\0\0\0")
+            kind, start = draw(st.sampled_from(kinds))
+            parts.insert(place, (kind, start + bomb))
         case _:
             parts[place] = kind, draw(spoiled_bytes(content or b"\0"))
     return PNG + b"".join(chunk(*part) for part in parts)
@@ -393,9 +380,8 @@ def sized(content: bytes, width: int, height: int) -> bytes:
         kind, _, rest = (*content.split(b"\n", 2), b"", b"")[:3]
         return b"%s\n%d %d\n%s" % (kind, width, height, rest)
     if content[8:16] == b"WEBPVP8X":
-        return (
-            content[:24] + (width % 2**24).to_bytes(3, "little") + (height % 2**24).to_bytes(3, "little") + content[30:]
-        )
+        sides = b"".join((side % 2**24).to_bytes(3, "little") for side in (width, height))
+        return content[:24] + sides + content[30:]
     for marker in (b"\xff\xc0", b"\xff\xc2"):  # JPEG's frame
         if content.startswith(b"\xff\xd8") and (place := content.find(marker)) >= 0:
             return content[: place + 5] + struct.pack(">HH", height % 2**16, width % 2**16) + content[place + 9 :]

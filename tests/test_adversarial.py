@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -25,9 +24,8 @@ from metaaugment.lab.experiments.run import train
 from metaaugment.ops import INDEX
 from metaaugment.policy import UniformPolicy
 
-from processes import leave, meet
+from processes import together
 
-WORLD = 2
 KINDS, REPEATS = (2, 3), 2
 EVERY = torch.tensor(list(itertools.product(*map(range, KINDS * REPEATS))))  # all 36 sequences
 
@@ -76,22 +74,20 @@ def test_entropy_is_that_of_all_sequences() -> None:
 
 
 def test_sequences_are_drawn_by_their_probability() -> None:
+    """And draws, as well as first weights, come from the generator."""
     made, n = controller(), 20_000
     drawn = made.sample(n, torch.Generator().manual_seed(0))
     place = (drawn * torch.tensor([18, 6, 3, 1])).sum(1)  # in the order of EVERY
     share = torch.bincount(place, minlength=36) / n
     p = made.log_probability(EVERY).exp()
     assert ((share - p).abs() < 5 * (p * (1 - p) / n).sqrt() + 1e-9).all()
-
-
-def test_draws_and_weights_come_from_the_generator() -> None:
     before = torch.get_rng_state()
     one, same, other = (Controller((3, 4), 2, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    drawn = [one.sample(5, torch.Generator().manual_seed(seed)).tolist() for seed in (1, 1, 2)]
+    alike = [one.sample(5, torch.Generator().manual_seed(seed)).tolist() for seed in (1, 1, 2)]
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(one.head.weight, same.head.weight)
     assert not torch.equal(one.head.weight, other.head.weight)
-    assert drawn[0] == drawn[1] != drawn[2]
+    assert alike[0] == alike[1] != alike[2]
 
 
 @pytest.mark.parametrize("baseline", [0.0, 0.7])
@@ -167,14 +163,6 @@ def test_each_sample_has_the_policy_of_its_copy() -> None:
     assert ((counts / 10_000 - 0.2).abs() < 5 * math.sqrt(0.16 / 10_000)).all()
 
 
-def test_a_policy_has_no_probabilities_and_no_identity() -> None:
-    sampler = AdversarialSampler(copies=64)
-    assert sampler.functions.shape == (64, 5, 2)
-    assert INDEX["Identity"] not in sampler.functions
-    assert set(sampler.functions.flatten().tolist()) == set(range(16)) - {INDEX["Identity"]}
-    assert set(sampler.magnitudes.flatten().tolist()) == set(range(10))
-
-
 def test_losses_are_added_up_by_policy() -> None:
     """Through the learner, which repeats images; held against the losses that it shows."""
     sampler = AdversarialSampler(copies=4)
@@ -218,14 +206,10 @@ def planted(sampler: AdversarialSampler, epochs: int, generator: torch.Generator
 
 
 def test_functions_that_raise_the_loss_are_drawn_more_often() -> None:
-    """At the paper's learning rate: from about 1 in 15 to more than half, over 150 epochs."""
-    shares = planted(AdversarialSampler(), 150, torch.Generator().manual_seed(0))
-    assert sum(shares[:15]) / 15 < 0.15
-    assert sum(shares[-15:]) / 15 > 0.5
+    """At the paper's learning rate: from about 1 in 15 to more than half, over 150 epochs.
 
-
-def test_the_log_has_the_entropy_of_the_controller() -> None:
-    """1 with equal chances, 0 with one choice at each place, and falling while it learns to prefer Rotate."""
+    The log has the entropy of the controller: 1 with equal chances, 0 with one choice at each place, and falling.
+    """
     sampler = AdversarialSampler()
     sampler.controller.head.weight.detach().zero_()
     sampler.controller.head.bias.detach().zero_()
@@ -235,14 +219,20 @@ def test_the_log_has_the_entropy_of_the_controller() -> None:
 
     sampler = AdversarialSampler()
     before = sampler.figures["controller_entropy"]
-    planted(sampler, 150, torch.Generator().manual_seed(0))
+    shares = planted(sampler, 150, torch.Generator().manual_seed(0))
     assert sampler.figures["controller_entropy"] < 0.9 < before < 1
+    assert sum(shares[:15]) / 15 < 0.15
+    assert sum(shares[-15:]) / 15 > 0.5
 
 
 def test_an_update_draws_other_policies_into_the_same_memory() -> None:
-    sampler = AdversarialSampler()
+    """Of all functions but Identity, and of all levels."""
+    sampler = AdversarialSampler(copies=64)
+    assert sampler.functions.shape == (64, 5, 2)
+    assert set(sampler.functions.flatten().tolist()) == set(range(16)) - {INDEX["Identity"]}
+    assert set(sampler.magnitudes.flatten().tolist()) == set(range(10))
     before, memory = sampler.functions.clone(), (sampler.functions.data_ptr(), sampler.losses.data_ptr())
-    sampler.record(sampler.sample(16), torch.ones(16), torch.rand(16))
+    sampler.record(sampler.sample(64), torch.ones(64), torch.rand(64))
     sampler.update()
     assert not torch.equal(sampler.functions, before)
     assert (sampler.functions.data_ptr(), sampler.losses.data_ptr()) == memory
@@ -286,17 +276,9 @@ def epochs(rank: int, world: int) -> dict[str, Tensor]:
     return {**sampler.controller.state_dict(), "decisions": sampler.decisions, "functions": sampler.functions}
 
 
-def worker(rank: int, folder: str) -> None:
-    meet(rank, WORLD, folder)
-    torch.save(epochs(rank, WORLD), f"{folder}/{rank}.pt")
-    leave()
-
-
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     expected = epochs(0, 1)
-    mp.spawn(worker, args=(str(tmp_path),), nprocs=WORLD)
-    for rank in range(WORLD):
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+    for found in together(2, epochs, tmp_path / "together"):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from metaaugment.lab.data import augment
-from metaaugment.lab.data.images import Images
 from metaaugment.ops.kernels import cover
 
 CPU = torch.device("cpu")
@@ -88,27 +87,15 @@ def test_cutout_equals_a_loop(channels: int, height: int, width: int, side: int)
         assert np.array_equal(result, slow_cutout(image, y, x, side, fill))
 
 
-def test_cutout_is_16_by_16_inside_and_cut_off_at_the_border() -> None:
-    """Rows and columns that are left of it, by hand; the center is the first pixel of its lower right quarter."""
-    covered = {
-        (16, 16): (16, 16),
-        (8, 24): (16, 16),
-        (7, 25): (15, 15),
-        (0, 0): (8, 8),
-        (31, 31): (9, 9),
-        (0, 16): (8, 16),
-    }
+def test_cutout_by_hand() -> None:
+    """Sides that are left of 16 by 16 at the border; the center is the first pixel of its lower right quarter."""
+    covered = {(16, 16): (16, 16), (8, 24): (16, 16), (7, 25): (15, 15), (0, 0): (8, 8), (31, 31): (9, 9)}
     black = torch.zeros(len(covered), 1, 32, 32, dtype=torch.uint8)
     found = cover(black, torch.tensor(list(covered)), 16, augment.color((255,), CPU))[:, 0] == 255
     rows, columns = found.any(2).sum(1).tolist(), found.any(1).sum(1).tolist()
     assert dict(zip(covered, zip(rows, columns, strict=True), strict=True)) == covered
-    assert found.sum((1, 2)).tolist() == [h * w for h, w in covered.values()]
-
-
-def test_cutout_of_an_odd_side_has_that_side() -> None:
-    black = torch.zeros(1, 1, 9, 9, dtype=torch.uint8)
-    found = cover(black, torch.tensor([[4, 4]]), 3, augment.color((9,), CPU))
-    assert found[0, 0].nonzero().tolist() == [[y, x] for y in (3, 4, 5) for x in (3, 4, 5)]
+    odd = cover(black[:1], torch.tensor([[4, 4]]), 3, augment.color((9,), CPU))
+    assert odd[0, 0].nonzero().tolist() == [[y, x] for y in (3, 4, 5) for x in (3, 4, 5)]
 
 
 # -- draws -----------------------------------------------------------------------------------------------------------
@@ -134,12 +121,7 @@ def test_draws_come_from_the_generator_only(name: str) -> None:
     assert not torch.equal(results[0], results[1])
     assert not torch.equal(RANDOM[name](generator(2))(images), results[0])
     assert torch.equal(images, before)
-
-
-@pytest.mark.parametrize("name", RANDOM)
-def test_results_stay_uint8_of_the_same_shape(name: str) -> None:
-    found = RANDOM[name](generator())(noise(3, 3, 10, 12))
-    assert (found.dtype, found.shape) == (torch.uint8, (3, 3, 10, 12))
+    assert (results[0].dtype, results[0].shape) == (torch.uint8, images.shape)
 
 
 def test_a_coin_is_fair() -> None:
@@ -193,32 +175,15 @@ def test_in_turn_goes_from_first_to_last() -> None:
     both = augment.in_turn([lambda images: images + 1, lambda images: images * 2])
     assert both is not None
     assert both(torch.tensor([3])).tolist() == [8]
-
-
-def test_nothing_in_turn_is_none() -> None:
     assert augment.in_turn([]) is None
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_normalized_images_have_mean_0_and_deviation_1(channels: int) -> None:
-    scale = torch.tensor([0.2, 0.9, 0.5])[:channels, None, None]
-    images = (noise(50, channels, 12, 10) * scale + 20).to(torch.uint8)
-    mean, std = Images(images, torch.zeros(50, dtype=torch.long)).statistics()
-    found = augment.normalization(mean, std, CPU, torch.contiguous_format)(images)
-    assert found.dtype == torch.float32
-    for channel in found.double().numpy().transpose(1, 0, 2, 3):
-        assert channel.mean() == pytest.approx(0, abs=1e-6)
-        assert channel.std() == pytest.approx(1, abs=1e-6)
-
-
-def test_normalization_by_hand() -> None:
-    """(p / 255 − mean) / std."""
-    images = torch.tensor([0, 51, 255], dtype=torch.uint8)[:, None, None, None].repeat(1, 2, 1, 1)
-    found = augment.normalization((0.2, 0.5), (0.4, 0.1), CPU, torch.contiguous_format)(images)[:, :, 0, 0]
-    torch.testing.assert_close(found, torch.tensor([[-0.5, -5], [0, -3], [2, 5]]), atol=1e-6, rtol=1e-6)
-
-
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_normalization_gives_the_layout_asked_for(layout: torch.memory_format) -> None:
-    found = augment.normalization((0.5,) * 3, (0.5,) * 3, CPU, layout)(noise(2, 3, 4, 4))
+def test_normalization_by_hand(layout: torch.memory_format) -> None:
+    """(p / 255 − mean) / std."""
+    images = torch.tensor([0, 51, 255], dtype=torch.uint8)[:, None, None, None].repeat(1, 2, 4, 4)
+    found = augment.normalization((0.2, 0.5), (0.4, 0.1), CPU, layout)(images)
+    assert found.dtype == torch.float32
     assert found.is_contiguous(memory_format=layout)
+    expected = torch.tensor([[-0.5, -5], [0, -3], [2, 5]])[:, :, None, None].expand(3, 2, 4, 4)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)

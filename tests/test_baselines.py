@@ -37,7 +37,7 @@ GEOMETRY = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 
 # -- counts ----------------------------------------------------------------------------------------------------------
 
-SUB_POLICIES = {
+NUMBER_OF_SUB_POLICIES = {
     "autoaugment-cifar10": 25, "autoaugment-imagenet": 25, "autoaugment-svhn": 25,
     "faa-cifar10": 493, "faa-imagenet": 498, "faa-svhn": 497,
     "dada-cifar10": 25, "dada-cifar100": 25, "dada-imagenet": 25, "dada-svhn": 25,
@@ -45,25 +45,11 @@ SUB_POLICIES = {
 LINES = {"pba-cifar": (16, 200), "pba-svhn": (13, 160)}
 
 
-def sub_policies(name: str) -> SubPolicies:
-    policy = published.find(name)
-    assert isinstance(policy, SubPolicies)
-    return policy
-
-
-def schedule(name: str) -> Schedule:
-    policy = published.find(name)
-    assert isinstance(policy, Schedule)
-    return policy
-
-
-def test_all_published_policies_are_here() -> None:
-    assert set(published.PUBLISHED) == SUB_POLICIES.keys() | LINES.keys()
-
-
-@pytest.mark.parametrize(("name", "count"), SUB_POLICIES.items())
-def test_number_of_sub_policies(name: str, count: int) -> None:
-    assert len(sub_policies(name).sub_policies) == count
+def test_the_published_policies_and_their_sizes() -> None:
+    found = {name: published.find(name) for name in published.PUBLISHED}
+    assert found.keys() == NUMBER_OF_SUB_POLICIES.keys() | LINES.keys()
+    of_pairs = {name: len(policy.sub_policies) for name, policy in found.items() if isinstance(policy, SubPolicies)}
+    assert of_pairs == NUMBER_OF_SUB_POLICIES
 
 
 @pytest.mark.parametrize(("name", "lines", "epochs"), [(name, *numbers) for name, numbers in LINES.items()])
@@ -71,7 +57,8 @@ def test_number_of_lines_and_epochs_of_schedules(name: str, lines: int, epochs: 
     file = Path(published.__file__).parent / "policies" / f"{name}.json"
     log = json.loads(file.read_text())["log"]
     assert len(log) == lines
-    found = schedule(name)
+    found = published.find(name)
+    assert isinstance(found, Schedule)
     assert found.epochs == epochs
     # One stage between two changes, at the epochs that the trial which was taken over had reached.
     ends = list(itertools.accumulate(stage.epochs for stage in found.stages))
@@ -150,7 +137,8 @@ def test_arguments_are_those_of_the_systems_own_code(name: str) -> None:
 
 def test_twenty_arguments_of_autoaugment_by_hand() -> None:
     """Its first ten sub-policies of CIFAR-10: (function, probability, argument)."""
-    policy = sub_policies("autoaugment-cifar10")
+    policy = published.find("autoaugment-cifar10")
+    assert isinstance(policy, SubPolicies)
     functions = [function for pair in policy.sub_policies[:10] for function in pair]
     found = [
         (f.name, f.probability, pytest.approx(argument) if f.takes_level else None)
@@ -173,16 +161,15 @@ def test_twenty_arguments_of_autoaugment_by_hand() -> None:
 def test_a_truncated_level_does_not_fall_short() -> None:
     """int(4 + 4 · 0.75) is 7 bits, and 0.2 of 32 pixels at level 1 / 1.28 are 5 and one; in float32 it may be less."""
     functions = [Function("Posterize", 1.0, 0.75), Function("Cutout", 1.0, 0.78125), Function("Posterize", 1.0, 0.25)]
-    assert arguments(sub_policies("faa-cifar10"), functions) == [7, 6, 5]
-    magnitudes = Table(sub_policies("faa-cifar10"), [Function("Rotate", 1.0, 0.1)]).magnitudes
+    assert arguments(published.find("faa-cifar10"), functions) == [7, 6, 5]
+    magnitudes = Table(published.find("faa-cifar10"), [Function("Rotate", 1.0, 0.1)]).magnitudes
     assert magnitudes.dtype == torch.float64
 
 
 def test_a_sub_policy_does_to_an_image_what_pillow_does() -> None:
     """AutoAugment's "Color 0.4 3, Brightness 0.6 7" with both applied."""
-    policy = replace(
-        sub_policies("autoaugment-cifar10"), sub_policies=((Function("Color", 1.0, 3), Function("Brightness", 1.0, 7)),)
-    )
+    pair = Function("Color", 1.0, 3), Function("Brightness", 1.0, 7)
+    policy = SubPolicies("autoaugment", "mine", "autoaugment", 10, (pair,))
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     found = ma.apply(images, SubPolicySampler(policy).sample(4), policy.space)
     for image, result in zip(images, found, strict=True):
@@ -270,7 +257,9 @@ def test_a_schedule_is_stretched_to_the_length_of_a_run(epochs: int, firsts: lis
 
 
 def test_a_schedule_goes_on_from_its_state() -> None:
-    one, other = (ScheduleSampler(schedule("pba-svhn"), 160) for _ in range(2))
+    schedule = published.find("pba-svhn")
+    assert isinstance(schedule, Schedule)
+    one, other = (ScheduleSampler(schedule, 160) for _ in range(2))
     for _ in range(70):
         one.update()
     other.load_state_dict(one.state_dict())
@@ -338,11 +327,15 @@ def test_what_randaugment_refuses(changes: dict[str, Any], sentence: str) -> Non
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_digits_by_the_same_trainer(method: str, tmp_path: Path) -> None:
+    """And what a result says was in force."""
     recipe = replace(RECIPES["digits"](), method=method, epochs=2, per_class=10)
     result = train(recipe, Place(out=tmp_path / "run", device="cpu"), QUIET)
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2]
     assert result["method"] == method
+    in_force = {"advaa": (None, "autoaugment", 8), "faa": ("faa-svhn", "faa", 1)}
+    found = result["policy"], result["space"], result["copies"]
+    assert found == in_force.get(method, found)
     assert all(row["skipped"] == 0 and math.isfinite(row["train_loss"]) for row in rows)
     assert rows[0]["images_per_second"] > 0
 
@@ -388,14 +381,6 @@ def logged(**changes: Any) -> dict[str, Any]:
     values = plain(system="pba", epochs=9, operations=["Rotate", "Color"], log=[["1", "0", 3, 4, [0] * 4, [1] * 4]])
     del values["sub_policies"]
     return {**values, **changes}
-
-
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
-    file = tmp_path / "mine.json"
-    file.write_text(json.dumps(plain()))
-    policy = published.find(file)
-    assert isinstance(policy, SubPolicies)
-    assert policy.sub_policies == ((Function("Rotate", 0.5, 3), Function("Invert", 0.1)),)
 
 
 @pytest.mark.parametrize("name", published.PUBLISHED)
@@ -454,18 +439,17 @@ def test_a_file_that_is_no_policy(content: str, tmp_path: Path) -> None:
         published.find(file)
 
 
-def test_a_policy_of_another_system_is_refused() -> None:
-    recipe = replace(RECIPES["digits"](), method="faa", policy=Path("pba-svhn"))
-    with pytest.raises(ValueError, match="--policy pba-svhn is a policy of pba; use --method pba"):
-        prepare(recipe, Place(device="cpu"), QUIET)
-
-
 def test_a_policy_of_a_system_needs_its_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(plain()))
-    for name, system in ((str(file), "autoaugment"), ("faa-svhn", "faa")):
+    policy = published.find(file)
+    assert isinstance(policy, SubPolicies)
+    assert policy.sub_policies == ((Function("Rotate", 0.5, 3), Function("Invert", 0.1)),)
+    for name, system, method in (
+        (str(file), "autoaugment", "metaaugment"), ("faa-svhn", "faa", "metaaugment"), ("pba-svhn", "pba", "faa"),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=f"is a policy of {system}; use --method {system}"):
-            prepare(replace(RECIPES["digits"](), policy=Path(name)), Place(device="cpu"), QUIET)
+            prepare(replace(RECIPES["digits"](), method=method, policy=Path(name)), Place(device="cpu"), QUIET)
     with pytest.raises(SystemExit):
         cli.main(["inspect", str(file)])
     assert f"is a policy of autoaugment; metaaugment ops --policy {file} says what it does" in capsys.readouterr().err
@@ -487,15 +471,6 @@ def test_a_run_does_not_go_on_under_another_policy_of_the_same_name(tmp_path: Pa
     )
 
 
-def test_a_result_says_what_was_in_force(tmp_path: Path) -> None:
-    recipe = replace(RECIPES["digits"](), method="advaa", epochs=1, per_class=10)
-    result = train(recipe, Place(out=tmp_path / "a", device="cpu"), QUIET)
-    assert (result["policy"], result["space"], result["copies"]) == (None, "autoaugment", 8)
-    recipe = replace(recipe, method="faa")
-    result = train(recipe, Place(out=tmp_path / "b", device="cpu"), QUIET)
-    assert (result["policy"], result["space"], result["copies"]) == ("faa-svhn", "faa", 1)
-
-
 @pytest.mark.parametrize("method", ["baseline", "randaugment", "trivialaugment", "advaa"])
 def test_methods_that_use_no_policy_refuse_one(method: str) -> None:
     with pytest.raises(ValueError, match=f"which --method {method} does not use"):
@@ -505,15 +480,12 @@ def test_methods_that_use_no_policy_refuse_one(method: str) -> None:
 # -- in words --------------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_in_words() -> None:
+def test_policies_in_words() -> None:
     lines = list(in_words("autoaugment-cifar10", 32))
     assert len(lines) == 2 + 25
     assert lines[2].strip() == "1. invert (10 %), then contrast × 1.18 (20 %)"
     assert lines[3].strip() == "2. rotate by ± 6 degrees (70 %), then move sideways by ± 9 pixels (30 %)"
     assert list(in_words("autoaugment-cifar10", 64))[3].strip().endswith("move sideways by ± 18 pixels (30 %)")
-
-
-def test_a_schedule_in_words() -> None:
     lines = list(in_words("pba-svhn", 32))
     assert len(lines) == 2 + 14
     assert lines[2] == "epochs 1 to 9: nothing"

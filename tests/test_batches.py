@@ -59,18 +59,16 @@ def same(one: list[Batch], other: list[Batch]) -> bool:
 # -- order -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["memory", "files"])
-def test_any_step_goes_on_where_the_first_would(kind: str, files: ImageFiles) -> None:
-    batches = shuffled(in_memory() if kind == "memory" else files)
+@pytest.mark.parametrize("kind", ["memory", "files", "files of which some are left out"])
+def test_any_step_goes_on_where_the_first_would(kind: str, files: ImageFiles, tmp_path: Path) -> None:
+    left_out = kind == "files of which some are left out"
+    split = in_memory() if kind == "memory" else write_files(tmp_path, broken=[1, 6]) if left_out else files
+    batches = shuffled(split, reader=Reader(skip=left_out))
     whole = take(batches, 3 * STEPS)
+    if isinstance(split, Images):
+        assert all(torch.equal(images, split.images[labels]) for images, labels in whole)
     for step in range(2 * STEPS + 1):
         assert same(take(batches, 3 * STEPS - step, step), whole[step:])
-
-
-def test_a_batch_has_the_images_of_its_labels() -> None:
-    split = in_memory()
-    for images, labels in take(shuffled(split), 2 * STEPS):
-        assert torch.equal(images, split.images[labels])
 
 
 def epochs(batches: Batches, count: int) -> list[list[int]]:
@@ -86,17 +84,11 @@ def test_an_epoch_has_each_image_once_without_the_remainder(kind: str, files: Im
     for epoch in epochs(batches, 3):
         assert len(epoch) == len(set(epoch)) == STEPS * BATCH
         assert set(epoch) < set(range(FILES))
-
-
-def test_where_batches_fit_an_epoch_is_a_permutation() -> None:
-    for epoch in epochs(shuffled(in_memory(12)), 3):
-        assert sorted(epoch) == list(range(12))
-        assert epoch != list(range(12))
-
-
-def test_the_remainder_is_another_each_epoch() -> None:
-    """So every image is trained on: of 20 epochs, a given one is left out of all with a chance of 0.2²⁰."""
-    assert set(chain.from_iterable(epochs(shuffled(in_memory()), 20))) == set(range(FILES))
+    if kind == "memory":
+        for epoch in epochs(shuffled(in_memory(12)), 3):  # where batches fit
+            assert sorted(epoch) == list(range(12)) != epoch
+        # The remainder is another each time: of 20 epochs, an image is left out of all with a chance of 0.2²⁰.
+        assert set(chain.from_iterable(epochs(batches, 20))) == set(range(FILES))
 
 
 def test_other_epochs_and_seeds_have_other_orders() -> None:
@@ -195,13 +187,6 @@ def test_evaluation_leaves_unreadable_files_out(tmp_path: Path) -> None:
     assert len(reader.unreadable) == 4
 
 
-def test_skipping_goes_on_where_it_would_have(tmp_path: Path) -> None:
-    split = write_files(tmp_path, broken=[1, 6])
-    batches = shuffled(split, reader=Reader(skip=True))
-    whole = take(batches, 3 * STEPS)
-    assert all(same(take(batches, 3 * STEPS - step, step), whole[step:]) for step in range(2 * STEPS))
-
-
 def test_a_batch_of_unreadable_files_alone_is_refused(tmp_path: Path) -> None:
     """Left out, it would move all later steps."""
     batches = shuffled(write_files(tmp_path / "one", broken=[5]), batch=1, reader=Reader(skip=True))
@@ -242,6 +227,8 @@ def test_a_split_in_memory_lies_on_the_device_and_files_stay() -> None:
     split = on_device(in_memory(), meta)
     assert isinstance(split, Images)
     assert split.images.device == split.labels.device == meta
+    here = in_memory()
+    assert on_device(here, CPU).images.data_ptr() == here.images.data_ptr()  # pyright: ignore
     images, labels = next(Batches(split, BATCH, 0, meta).since(1))
     assert images.device == labels.device == meta
     assert images.shape == (BATCH, 3, 6, 6)
@@ -256,13 +243,6 @@ def test_large_images_are_evaluated_a_few_at_a_time(files: ImageFiles) -> None:
     assert [len(images) for images, _ in once(large, meta)] == [4, 4, 2]
     assert places(once(replace(files, size=2048), CPU)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert len(list(once(files, CPU))) == 1
-
-
-def test_in_memory_nothing_is_copied_where_it_lies_already() -> None:
-    split = in_memory()
-    moved = on_device(split, CPU)
-    assert isinstance(moved, Images)
-    assert moved.images.data_ptr() == split.images.data_ptr()
 
 
 # -- processes that read ----------------------------------------------------------------------------------------------
@@ -281,21 +261,17 @@ def test_shared_memory_that_is_full_is_said(files: ImageFiles, monkeypatch: pyte
     assert len(take(shuffled(files), 1)) == 1  # which needs none
 
 
-@pytest.mark.parametrize(
-    ("workers", "part", "expected"),
-    [
-        (16, 1 / 9, (14, 2)),
-        (16, 2 / 3, (5, 11)),
-        (16, 0.99, (1, 15)),
-        (2, 0.9, (1, 1)),
-        (1, 0.1, (1, 1)),
-        (0, 0.5, (0, 0)),
-    ],
-)
-def test_readers_are_shared_out(workers: int, part: float, expected: tuple[int, int]) -> None:
+SHARED = {
+    (16, 1 / 9): (14, 2), (16, 2 / 3): (5, 11), (16, 0.99): (1, 15), (2, 0.9): (1, 1), (1, 0.1): (1, 1),
+    (0, 0.5): (0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("workers", "part"), SHARED)
+def test_readers_are_shared_out(workers: int, part: float) -> None:
     whole = Reader(workers, skip=True)
     both = whole.shared_out(part)
-    assert tuple(reader.workers for reader in both) == expected
+    assert tuple(reader.workers for reader in both) == SHARED[workers, part]
     both[1].unreadable.add(Path("a file"))
     assert whole.unreadable == both[0].unreadable == {Path("a file")}
     assert all(reader.skip for reader in both)

@@ -210,13 +210,6 @@ def test_what_cannot_be_captured_is_named() -> None:
         CapturedStep(on_cpu, fused_sgd(network.parameters(), 0.1))
 
 
-def test_capturing_on_a_cpu_is_refused() -> None:
-    network = ma.network("small-cnn", 10)
-    learner = ma.Learner(network, ma.TransformationSampler(), ma.PolicyNetwork(128))
-    with pytest.raises(ValueError, match="the network is on cpu"):
-        CapturedStep(learner, torch.optim.SGD(network.parameters(), 0.1))
-
-
 def test_a_step_that_is_not_captured_is_the_learners_own() -> None:
     """With both optimizers: the same numbers from the same draws, on any device."""
     generator, networks = torch.Generator().manual_seed(0), []

@@ -25,6 +25,7 @@ from metaaugment.lab.data import augment
 from metaaugment.lab.training.interruption import Interrupted, Interruption, heeding
 from metaaugment.lab.training.processes import collected, everyone, first, highest, leave_to_first
 from metaaugment.learned.source import Source
+from metaaugment.networks.shake import ShakeDrop, ShakeShake
 from metaaugment.ops import find_space
 
 from processes import together
@@ -51,26 +52,16 @@ ROUTES = ("difference", "forward", "unrolled")
 GRID = [Case(*values) for values in itertools.product(ROUTES, (False, True), (1, 4), (1, 3), (False, True))]
 # Of the grid, such that every two values of different columns meet.
 FEW = [
-    Case("difference", True, 1, 1, False),
-    Case("difference", False, 4, 3, True),
-    Case("difference", True, 4, 1, True),
-    Case("forward", True, 4, 3, False),
-    Case("forward", False, 1, 1, True),
-    Case("forward", True, 1, 3, True),
-    Case("unrolled", True, 1, 3, True),
-    Case("unrolled", False, 4, 1, False),
-    Case("unrolled", True, 4, 1, True),
+    Case("difference", True, 1, 1, False), Case("difference", False, 4, 3, True), Case("difference", True, 4, 1, True),
+    Case("forward", True, 4, 3, False), Case("forward", False, 1, 1, True), Case("forward", True, 1, 3, True),
+    Case("unrolled", True, 1, 3, True), Case("unrolled", False, 4, 1, False), Case("unrolled", True, 4, 1, True),
     Case("difference", False, 1, 3, False),
-]
+]  # fmt: skip
 OTHERS = [
-    Case(policy="rejecting"),
-    Case(wrapped=True),
-    Case(wrapped=True, statistics=False, lagged=True),
-    Case(accumulated=2),
+    Case(policy="rejecting"), Case(policy="shaken"), Case(policy="own eyes", lagged=True), Case(wrapped=True),
+    Case(wrapped=True, statistics=False, lagged=True), Case(accumulated=2),
     Case(accumulated=2, wrapped=True, lagged=True),
-    Case(policy="own eyes", lagged=True),
-    Case(policy="shaken"),
-]
+]  # fmt: skip
 
 
 def network(statistics: bool, shaken: bool = False) -> nn.Module:
@@ -85,8 +76,6 @@ class Shaken(nn.Module):
     """Two branches that are mixed by chance, as in Shake-Shake networks, and dropped like those of PyramidNet."""
 
     def __init__(self) -> None:
-        from metaaugment.networks.shake import ShakeDrop, ShakeShake
-
         super().__init__()
         self.shake, self.drop = ShakeShake(), ShakeDrop(0.5)
 
@@ -255,6 +244,12 @@ def test_who_waits_too_long_says_so_in_one_sentence(tmp_path: Path) -> None:
     assert (tmp_path / "told").read_text() == "another process of this run is gone, or did not answer in time"
 
 
+def uniform_policy() -> ma.LearnedPolicy:
+    """p alone."""
+    source = Source(None, 10, 3, find_space("metaaugment"), (0.5,) * 3, (0.5,) * 3, (0,) * 3, (16, 16))
+    return ma.LearnedPolicy(torch.full((14, 14), 1 / 196, dtype=torch.float64), source)
+
+
 def augmented(policy: ma.LearnedPolicy, images: list[Tensor], weighted: bool) -> Tensor:
     """As a loader collates them, in its worker."""
     return (policy.augment if weighted else policy.transform)(torch.stack(images))[0]
@@ -285,13 +280,11 @@ def test_a_signal_to_one_process_ends_the_batches_of_all(struck: int | None, got
 def in_workers(rank: int, world: int) -> dict[str, Any]:
     """Rank 0 has one image more, so that collectives would not even fit."""
     images = torch.randint(0, 256, (8 + 4 * (rank == 0), 3, 16, 16), dtype=torch.uint8)
-    source = Source(None, 10, 3, find_space("metaaugment"), (0.5,) * 3, (0.5,) * 3, (0,) * 3, (16, 16))
-    policy = ma.LearnedPolicy(torch.full((14, 14), 1 / 196, dtype=torch.float64), source)
     found: dict[str, Any] = {}
     for weighted in (False, True):
         loader = DataLoader(
             images, 4, num_workers=1, timeout=60, multiprocessing_context="fork",
-            collate_fn=partial(augmented, policy, weighted=weighted),
+            collate_fn=partial(augmented, uniform_policy(), weighted=weighted),
         )  # fmt: skip
         try:
             found[f"{weighted}"] = sum(len(batch) for batch in loader)
@@ -312,10 +305,8 @@ def test_workers_of_a_loader_augment_but_do_not_wait_for_other_processes(tmp_pat
 def draws_of_one_seed(rank: int, world: int) -> dict[str, Any]:
     """By a learned policy, whose user seeds all processes alike."""
     generator = torch.Generator().manual_seed(5)
-    source = Source(None, 10, 3, find_space("metaaugment"), (0.5,) * 3, (0.5,) * 3, (0,) * 3, (16, 16))
-    policy = ma.LearnedPolicy(torch.full((14, 14), 1 / 196, dtype=torch.float64), source)
     images = torch.zeros(4 if world == 2 else 8, 3, 16, 16, dtype=torch.uint8)
-    return {"first": policy.transform(images, generator)[1].first}
+    return {"first": uniform_policy().transform(images, generator)[1].first}
 
 
 def test_a_learned_policy_draws_for_the_global_batch(tmp_path: Path) -> None:

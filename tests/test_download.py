@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -117,7 +118,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "data" / "folder"
 
 
-PART = "cifar-10-binary.tar.gz.part"
+FILE = "cifar-10-binary.tar.gz"
+PART = f"{FILE}.part"
 
 
 def test_official_addresses() -> None:
@@ -146,7 +148,7 @@ def test_get_then_read(site: Site, archive: Archive, root: Path, tmp_path: Path)
     assert sentence == f"CIFAR-10 is complete: {root / 'cifar-10-batches-bin'}"
     assert os.listdir(root) == ["cifar-10-batches-bin"]
     assert dataset("cifar10", root).fingerprint() == dataset("cifar10", tmp_path / "made").fingerprint()
-    size = len(site.files["cifar-10-binary.tar.gz"])
+    size = len(site.files[FILE])
     assert ("fetching cifar-10-binary.tar.gz", size, size) in told
     assert told[-1] == ("unpacking cifar-10-binary.tar.gz", 6 * 61_460, None)
 
@@ -184,46 +186,53 @@ def test_interrupted_download_goes_on(site: Site, archive: Archive, root: Path) 
     assert site.asked == [None, "bytes=5000-"]
 
 
-def test_server_without_parts_starts_over(site: Site, archive: Archive, root: Path) -> None:
+def test_server_without_parts_or_length(site: Site, archive: Archive, root: Path) -> None:
     root.mkdir(parents=True)
     (root / PART).write_bytes(b"x" * 5_000)
-    site.ranges = False
-    get("cifar10", root, archives=[archive])
-    assert site.asked == ["bytes=5000-"]
-
-
-def test_server_that_tells_no_length(site: Site, archive: Archive, root: Path) -> None:
-    site.length = False
+    site.ranges = site.length = False
     assert get("cifar10", root, archives=[archive]).startswith("CIFAR-10 is complete")
-
-
-def test_another_part_than_asked_for_is_not_appended(site: Site, archive: Archive, root: Path) -> None:
-    root.mkdir(parents=True)
-    (root / PART).write_bytes(b"x" * 5_000)
-    site.shift = 7
-    with pytest.raises(OSError, match=r"not send the part of .*\.part that was asked for; it is removed, try again"):
-        get("cifar10", root, archives=[archive])
-    assert os.listdir(root) == []
+    assert site.asked == ["bytes=5000-"]
 
 
 def test_whole_part_needs_no_server(site: Site, archive: Archive, root: Path) -> None:
     root.mkdir(parents=True)
-    (root / PART).write_bytes(site.files["cifar-10-binary.tar.gz"])
+    (root / PART).write_bytes(site.files[FILE])
     get("cifar10", root, archives=[archive])
     assert site.asked == []
 
 
-def test_whole_part_that_is_wrong_is_removed(site: Site, archive: Archive, root: Path) -> None:
+# What a server or a disk does wrong, what is in the folder already, and what is said; nothing is left behind.
+FAULTS: dict[str, tuple[dict[str, Any], bytes | None, str]] = {
+    "forbidden": ({"status": 403}, None, r"binary\.tar\.gz: the server answers 403 .*; try again later"),
+    "not found": ({"status": 404}, None, r"binary\.tar\.gz: the server answers 404 .*; try again later"),
+    "busy": ({"status": 503}, None, r"binary\.tar\.gz: the server answers 503 .*; try again later"),
+    "another part": ({"shift": 7}, b"x" * 5_000, r"not send the part of .*\.part that was asked for; it is removed"),
+    "another whole": ({}, b"", r"part was as long as the archive, but not the same; it is removed, try"),
+    "another file": ({"files": {FILE: b"something else"}}, None, r"MD5 6c7ba9c5\w+97c74 where \w+ .* removed, try"),
+    "no end": ({"max_bytes": 100}, None, "is longer than 100 bytes, so it is not the archive; it is removed"),
+    "no network": (
+        {"url": f"http://127.0.0.1:9/{FILE}"}, None, r"no connection to 127\.0\.0\.1:9 \(Connection refused\); check"
+    ),
+    "a full disk": ({"free": 10**5}, None, r"folder has 0 MB free where 1 are needed; make room there"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_download_that_fails_leaves_nothing(
+    fault: str, site: Site, archive: Archive, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong, there, sentence = FAULTS[fault]
     root.mkdir(parents=True)
-    (root / PART).write_bytes(bytes(len(site.files["cifar-10-binary.tar.gz"])))
-    with pytest.raises(ValueError, match=r"part was as long as the archive, but not the same; it is removed, try"):
-        get("cifar10", root, archives=[archive])
-    assert os.listdir(root) == []
-
-
-def test_wrong_checksum(site: Site, archive: Archive, root: Path) -> None:
-    site.files["cifar-10-binary.tar.gz"] = b"something else"
-    with pytest.raises(ValueError, match=rf"MD5 6c7ba9c5a141421e1c03cb9807c97c74 where {archive.md5} .* removed, try"):
+    if there is not None:
+        (root / PART).write_bytes(there or bytes(len(site.files[FILE])))
+    for name, value in wrong.items():
+        if name == "free":
+            monkeypatch.setattr(shutil, "disk_usage", lambda folder, free=value: SimpleNamespace(free=free))
+        elif hasattr(archive, name):
+            archive = replace(archive, **{name: value})
+        else:
+            setattr(site, name, value)
+    with pytest.raises((OSError, ValueError), match=sentence):
         get("cifar10", root, archives=[archive])
     assert os.listdir(root) == []
 
@@ -241,37 +250,12 @@ def test_archive_put_there_by_hand_is_used_and_kept(site: Site, archive: Archive
     assert sorted(os.listdir(root)) == ["cifar-10-batches-bin", "cifar-10-binary.tar.gz"]
 
 
-@pytest.mark.parametrize("status", [403, 404, 503])
-def test_server_error(status: int, site: Site, archive: Archive, root: Path) -> None:
-    site.status = status
-    with pytest.raises(OSError, match=rf"binary\.tar\.gz: the server answers {status} .*; try again later"):
-        get("cifar10", root, archives=[archive])
-
-
-def test_no_network(archive: Archive, root: Path) -> None:
-    nowhere = replace(archive, url="http://127.0.0.1:9/cifar-10-binary.tar.gz")
-    with pytest.raises(OSError, match=r"no connection to 127\.0\.0\.1:9 \(Connection refused\); check the network"):
-        get("cifar10", root, archives=[nowhere])
-
-
 def test_silent_server(site: Site, archive: Archive, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "TIMEOUT", 0.2)
     site.breaks_at, site.stalls = 5_000, threading.Event()
     with pytest.raises(OSError, match=r"sent nothing for 0\.2 seconds; run the same command again"):
         get("cifar10", root, archives=[archive])
     assert (root / PART).stat().st_size <= 5_000
-
-
-def test_full_disk(archive: Archive, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**5))
-    with pytest.raises(OSError, match=r"folder has 0 MB free where 1 are needed; make room there"):
-        get("cifar10", root, archives=[archive])
-
-
-def test_endless_download_is_cut(archive: Archive, root: Path) -> None:
-    with pytest.raises(ValueError, match="is longer than 100 bytes, so it is not the archive; it is removed"):
-        get("cifar10", root, archives=[replace(archive, max_bytes=100)])
-    assert os.listdir(root) == []
 
 
 def test_nothing_there_is_overwritten(site: Site, archive: Archive, root: Path) -> None:
@@ -286,7 +270,7 @@ def test_nothing_there_is_overwritten(site: Site, archive: Archive, root: Path) 
 def test_archive_without_all_files(site: Site, archive: Archive, root: Path, tmp_path: Path) -> None:
     made = tmp_path / "made" / "cifar-10-batches-bin"
     (made / "data_batch_2.bin").unlink()
-    short = offer(site, "cifar-10-binary.tar.gz", tar_of(made), "cifar-10-batches-bin")
+    short = offer(site, FILE, tar_of(made), "cifar-10-batches-bin")
     with pytest.raises(ValueError, match=r"CIFAR-10 is not complete: .*data_batch_2\.bin is missing"):
         get("cifar10", root, archives=[short])
 
@@ -364,6 +348,19 @@ def test_unpacked_as_plain_files(kind: str, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [file.name, "set"]
     with pytest.raises(ValueError, match="set exists; move it away"):
         unpack.unpack(file, tmp_path / "set", max_bytes=100)
+    with pytest.raises(ValueError, match="has no folder other; it is not the official archive"):
+        unpack.unpack(file, tmp_path / "other", max_bytes=100)
+    assert sorted(os.listdir(tmp_path)) == [file.name, "set"]
+
+
+def test_encrypted_zip(tmp_path: Path) -> None:
+    file = tmp_path / "archive.zip"
+    write_zip(file, [GOOD])
+    written = bytearray(file.read_bytes())
+    written[written.index(b"PK\1\2") + 8] |= 1
+    file.write_bytes(written)
+    with pytest.raises(ValueError, match="'set/a', which is encrypted"):
+        unpack.unpack(file, tmp_path / "set", max_bytes=100)
 
 
 @pytest.mark.parametrize(
@@ -397,22 +394,4 @@ def test_a_damaged_archive_of_every_compression(method: int, tmp_path: Path) -> 
     file.write_bytes(written)
     with pytest.raises(ValueError, match=r"archive\.zip is damaged \(.+\); remove it and try again"):
         unpack.unpack(file, tmp_path / "set", max_bytes=100_000)
-    assert os.listdir(tmp_path) == [file.name]
-
-
-def test_encrypted_zip(tmp_path: Path) -> None:
-    file = tmp_path / "archive.zip"
-    write_zip(file, [GOOD])
-    written = bytearray(file.read_bytes())
-    written[written.index(b"PK\1\2") + 8] |= 1
-    file.write_bytes(written)
-    with pytest.raises(ValueError, match="'set/a', which is encrypted"):
-        unpack.unpack(file, tmp_path / "set", max_bytes=100)
-
-
-def test_another_archive(tmp_path: Path) -> None:
-    file = tmp_path / "archive.zip"
-    write_zip(file, [GOOD])
-    with pytest.raises(ValueError, match="has no folder other; it is not the official archive"):
-        unpack.unpack(file, tmp_path / "other", max_bytes=100)
     assert os.listdir(tmp_path) == [file.name]

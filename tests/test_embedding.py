@@ -23,7 +23,10 @@ def test_magnitudes_plus_one_at_the_papers_places() -> None:
     expected = torch.zeros(28)
     expected[2 * 3 - 1 - 1] = 4.5
     expected[2 * 5 - 1] = 8.0
-    assert torch.equal(embed(transformation(2, 4, 3.5, 7.0))[0], expected)
+    t = transformation(2, 4, 3.5, 7.0)
+    assert torch.equal(embed(t)[0], expected)
+    assert torch.equal(embed(Transformation(t.first, t.second, t.magnitudes, -t.signs))[0], expected)
+    assert embed(t[:0]).shape == (0, 28)
 
 
 @pytest.mark.parametrize("name", ["AutoContrast", "Equalize", "Identity"])
@@ -34,20 +37,10 @@ def test_eleven_where_there_is_no_magnitude(name: str) -> None:
     assert torch.equal(embed(transformation(index, index, 0.3, 9.0))[0], expected)
 
 
-def test_signs_are_not_part_of_it() -> None:
-    t = transformation(2, 9, 1.0, 2.0)
-    assert torch.equal(embed(t), embed(Transformation(t.first, t.second, t.magnitudes, -t.signs)))
-
-
 def test_every_pair_has_its_own_two_places() -> None:
     first, second = torch.cartesian_prod(torch.arange(14), torch.arange(14)).unbind(1)
     places = embed(Transformation.draw(first, second)).nonzero().view(196, 2, 2)[:, :, 1]
     assert torch.equal(places.sort().values, torch.stack([2 * first, 2 * second + 1], 1).sort().values)
-
-
-def test_an_empty_batch() -> None:
-    empty = torch.zeros(0, dtype=torch.long)
-    assert embed(Transformation.draw(empty, empty)).shape == (0, 28)
 
 
 def test_functions_beyond_the_papers_are_refused() -> None:

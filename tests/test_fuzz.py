@@ -88,20 +88,19 @@ def test_a_state_of_another_form_is_damage(state: str, tmp_path: Path) -> None:
         load(file, "test")
 
 
-def test_a_device_is_no_file() -> None:
-    """It would be read for ever."""
-    with pytest.raises(Damaged, match="/dev/zero is a device"):
-        load(Path("/dev/zero"), "policy")
-    with pytest.raises(ValueError, match=r"/dev/zero is not a policy .*: it is a device"):
-        published.find("/dev/zero")
+def resealed(seeds: Seeds, name: str, file: Path, change: Callable[[Any, Any], object]) -> Path:
+    """A file of the seeds with another tree or other tensors, under a right SHA-256."""
+    state, tensors = opened(seeds.file(name))
+    change(state["tree"], tensors)
+    file.write_bytes(seal(json.dumps(state), tensors))
+    return file
 
 
-def changed(seeds: Seeds, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A run whose checkpoint has another tree, under a right SHA-256."""
-    state, tensors = opened(seeds.file("run/checkpoint.safetensors"))
-    change(state["tree"])
+def changed(seeds: Seeds, folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A run whose checkpoint has another tree."""
+    name = "checkpoint.safetensors"
+    resealed(seeds, f"run/{name}", folder / name, lambda tree, tensors: change(tree))
     (folder / "recipe.json").write_bytes(seeds.file("run/recipe.json"))
-    (folder / "checkpoint.safetensors").write_bytes(seal(json.dumps(state), tensors))
     return folder
 
 
@@ -133,10 +132,8 @@ def test_a_checkpoint_that_does_not_fit_together_is_damage(
 
 def test_a_policy_may_name_images_that_its_own_extractor_cannot_see(seeds: Seeds, tmp_path: Path) -> None:
     """It was torch's RuntimeError where it is used."""
-    state, tensors = opened(seeds.file(POLICY))
-    state["tree"]["size"] = [1, 16]
-    (tmp_path / POLICY).write_bytes(seal(json.dumps(state), tensors))
-    policy = LearnedPolicy.load(tmp_path / POLICY)
+    file = resealed(seeds, POLICY, tmp_path / POLICY, lambda tree, tensors: tree.update(size=[1, 16]))
+    policy = LearnedPolicy.load(file)
     labels = torch.zeros(2, dtype=torch.long)
     with pytest.raises(ValueError, match=r"fails on images of 1 by 16 pixels .* recorded as learned on images of this"):
         policy.augment(torch.zeros(2, policy.source.channels, 1, 16, dtype=torch.uint8), labels)
@@ -144,11 +141,11 @@ def test_a_policy_may_name_images_that_its_own_extractor_cannot_see(seeds: Seeds
 
 def test_a_policy_is_refused_in_a_line(seeds: Seeds, tmp_path: Path) -> None:
     """Whatever it has: here p stands where the name of a space should."""
-    state, tensors = opened(seeds.file(POLICY))
-    state["tree"]["space"]["name"] = {"@tensor": "/p"}
-    (tmp_path / POLICY).write_bytes(seal(json.dumps(state), tensors))
+    file = resealed(
+        seeds, POLICY, tmp_path / POLICY, lambda tree, tensors: tree["space"].update(name={"@tensor": "/p"})
+    )
     with pytest.raises(Damaged, match=r"cannot be used here: unknown space tensor") as refused:
-        LearnedPolicy.load(tmp_path / POLICY)
+        LearnedPolicy.load(file)
     assert len(str(refused.value).splitlines()) == 1
     assert len(str(refused.value)) < 1000
 
@@ -169,6 +166,19 @@ def test_the_size_of_a_network_in_a_checkpoint_is_not_believed(seeds: Seeds, tmp
         learned_policy(folder)
 
 
+def test_what_is_no_file_or_no_tree_is_refused(tmp_path: Path) -> None:
+    """A device would be read for ever; and JSON may not be deeper than it can be read."""
+    with pytest.raises(Damaged, match="/dev/zero is a device"):
+        load(Path("/dev/zero"), "policy")
+    with pytest.raises(ValueError, match=r"/dev/zero is not a policy .*: it is a device"):
+        published.find("/dev/zero")
+    (tmp_path / "result.json").write_text(f'{{"a": {DEEP}}}')
+    with pytest.raises(ValueError, match=r"result\.json is damaged: it is not valid JSON"):
+        read_json(tmp_path / "result.json")
+    with pytest.raises(ValueError, match="the recipe is a str, not an object"):
+        Recipe.from_json("digits")  # type: ignore[arg-type]
+
+
 def test_export_is_the_same_as_before(seeds: Seeds) -> None:
     """By a second route: the network and the policy as the checkpoint has them."""
     folder = seeds.folder / "run"
@@ -177,17 +187,6 @@ def test_export_is_the_same_as_before(seeds: Seeds) -> None:
         assert module.state_dict().keys() == tensors.keys()
         assert all(torch.equal(value, tensors[name]) for name, value in module.state_dict().items())
     assert torch.equal(policy.probabilities, state["learner"]["sampler"]["probabilities"])
-
-
-def test_json_may_not_be_deeper_than_it_can_be_read(tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text(f'{{"a": {DEEP}}}')
-    with pytest.raises(ValueError, match=r"result\.json is damaged: it is not valid JSON"):
-        read_json(tmp_path / "result.json")
-
-
-def test_a_recipe_is_an_object() -> None:
-    with pytest.raises(ValueError, match="the recipe is a str, not an object"):
-        Recipe.from_json("digits")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "most"), [("copies", 1024), ("crop", 65_535), ("cutout", 65_535)])
@@ -232,17 +231,11 @@ def test_a_diagnosis_has_numbers_that_can_be_said(changes: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     "changes",
     [
-        {"test_accuracy": "0.9"},
-        {"seconds": 10**400},
-        {"epochs": [2]},
-        {"seconds": None},
-        {"images_per_second": float("nan")},
-        {"machine": 3},
-        {"commit": ["a", 2]},
-        {"side_by_side": "4"},
+        {"test_accuracy": "0.9"}, {"seconds": 10**400}, {"epochs": [2]}, {"seconds": None},
+        {"images_per_second": float("nan")}, {"machine": 3}, {"commit": ["a", 2]}, {"side_by_side": "4"},
         {"recipe": ["digits"]},
     ],
-)
+)  # fmt: skip
 def test_a_result_has_what_a_table_needs(changes: dict[str, Any], seeds: Seeds, tmp_path: Path) -> None:
     """RESULTS.md was a TypeError."""
     good = json.loads(seeds.file("run/result.json"))
@@ -286,48 +279,43 @@ def test_levels_have_a_most_that_can_be_divided_by(tmp_path: Path) -> None:
         published.decode({**about, "max_level": 10**400})
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda tree, tensors: tree.update(epoch=float("inf")),
+LOOKS: dict[str, tuple[Callable[[Any, Any], object], str]] = {
+    "no epoch": (lambda tree, tensors: tree.update(epoch=float("inf")), "does not fit together|is of another version"),
+    "no labels": (
         lambda tree, tensors: tensors.update({"/look/negatives/label": torch.full((48,), torch.nan)}),
-    ],
-)
-def test_a_look_has_whole_numbers(change: Callable[[Any, Any], None], seeds: Seeds, tmp_path: Path) -> None:
-    state, tensors = opened(seeds.file("run/look.safetensors"))
-    change(state["tree"], tensors)
-    (tmp_path / "look.safetensors").write_bytes(seal(json.dumps(state), tensors))
-    with pytest.raises(ValueError, match=r"look\.safetensors (does not fit together|is of another version)"):
-        seen.read(tmp_path / "look.safetensors")
+        "does not fit together|is of another version",
+    ),
+    **{
+        f"several numbers for {name}": (
+            lambda tree, tensors, name=f"/look/{name}": tensors.update({name: tensors[name][:, None]}),
+            ".*it has several numbers for a sample where one is expected",
+        )
+        for name in ("negatives/similarity", "negatives/label", "samples/weight", "samples/loss")
+    },
+}
 
 
-@pytest.mark.parametrize("name", ["negatives/similarity", "negatives/label", "samples/weight", "samples/loss"])
-def test_a_look_has_one_number_for_a_sample(name: str, seeds: Seeds, tmp_path: Path) -> None:
-    state, tensors = opened(seeds.file("run/look.safetensors"))
-    tensors[f"/look/{name}"] = tensors[f"/look/{name}"][:, None]
-    (tmp_path / "look.safetensors").write_bytes(seal(json.dumps(state), tensors))
-    with pytest.raises(ValueError, match="it has several numbers for a sample where one is expected"):
-        seen.read(tmp_path / "look.safetensors")
+@pytest.mark.parametrize("kind", LOOKS)
+def test_a_look_has_a_whole_number_for_each_sample(kind: str, seeds: Seeds, tmp_path: Path) -> None:
+    change, sentence = LOOKS[kind]
+    with pytest.raises(ValueError, match=rf"look\.safetensors ({sentence})"):
+        seen.read(resealed(seeds, "run/look.safetensors", tmp_path / "look.safetensors", change))
 
 
-def test_magnitudes_of_a_look_are_numbers_to_numpy(seeds: Seeds, tmp_path: Path) -> None:
-    """Which has no bfloat16; the report did not get over it."""
-    state, tensors = opened(seeds.file("run/look.safetensors"))
-    tensors["/look/samples/magnitudes"] = tensors["/look/samples/magnitudes"].bfloat16()
-    (tmp_path / "look.safetensors").write_bytes(seal(json.dumps(state), tensors))
-    magnitudes = seen.read(tmp_path / "look.safetensors").transformation.magnitudes
-    assert np.array_equal(magnitudes.numpy(), tensors["/look/samples/magnitudes"].float().numpy())
+def test_numbers_of_a_look_may_be_of_other_types(seeds: Seeds, tmp_path: Path) -> None:
+    """numpy has no bfloat16; and as floats, labels were no places in a list of names."""
 
+    def change(tree: Any, tensors: Any) -> None:
+        tensors["/look/samples/magnitudes"] = tensors["/look/samples/magnitudes"].bfloat16()
+        tensors["/look/negatives/label"] = tensors["/look/negatives/label"].float()
+        given.update(tensors)
 
-def test_labels_of_a_look_are_whole(seeds: Seeds, tmp_path: Path) -> None:
-    """As floats they were no places in a list of names."""
-    state, tensors = opened(seeds.file("run/look.safetensors"))
-    tensors["/look/negatives/label"] = tensors["/look/negatives/label"].float()
-    (tmp_path / "look.safetensors").write_bytes(seal(json.dumps(state), tensors))
-    found = seen.read(tmp_path / "look.safetensors")
-    assert [found.name(label) for label in found.pictures.negative_labels] == [
-        str(int(label)) for label in tensors["/look/negatives/label"]
-    ]
+    given: dict[str, torch.Tensor] = {}
+    found = seen.read(resealed(seeds, "run/look.safetensors", tmp_path / "look.safetensors", change))
+    magnitudes = found.transformation.magnitudes.numpy()
+    assert np.array_equal(magnitudes, given["/look/samples/magnitudes"].float().numpy())
+    names = [found.name(label) for label in found.pictures.negative_labels]
+    assert names == [str(int(label)) for label in given["/look/negatives/label"]]
 
 
 def test_counters_of_pretrained_weights_have_a_shape_too(tmp_path: Path) -> None:
@@ -378,15 +366,6 @@ def test_whoever_reads_an_image_refuses_a_bomb(kind: str, tmp_path: Path) -> Non
         operations._square(file)
 
 
-@pytest.mark.parametrize("kind", ["PNG 1", "PNG L", "PNG P", "PNG RGB", "BMP 1", "TIFF 1"])
-def test_drawings_are_read_as_before(kind: str, tmp_path: Path) -> None:
-    """Omniglot's are read as all images are; Pillow's own way to grey is the judge."""
-    (tmp_path / "drawing.png").write_bytes(images()[kind])
-    with Image.open(tmp_path / "drawing.png") as picture:
-        grey = np.asarray(picture.convert("L").resize((8, 8), Image.Resampling.LANCZOS))
-    assert np.abs(255 - grey.astype(int) - omniglot._read(tmp_path, tmp_path / "drawing.png", 8)).max() <= 1
-
-
 # -- archives and pickles ---------------------------------------------------------------------------------------------
 
 
@@ -408,24 +387,22 @@ def test_a_name_in_an_archive_may_be_empty(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["x.zip"]
 
 
-def test_a_pickle_remembers_at_places_that_it_comes_to(tmp_path: Path) -> None:
-    """At place 2 ** 28 it had 4 GiB for all the places up to it."""
-    (tmp_path / "batch").write_bytes(b"}r\x00\x00\x00\x10.")
-    with pytest.raises(ValueError, match="not a pickle of data: it uses memo index 268,435,456"):
-        pickles.load(tmp_path / "batch")
+# 2 ** 44 bytes, says each of the first three, and ends; at place 2 ** 28 one had 4 GiB for all the places up to it.
+MUCH = (2**44).to_bytes(8, "little") + b"few."
+PICKLES = {
+    "a bytearray": (b"\x80\x05\x96" + MUCH, "expected 17592186044416 bytes .* only 4 remain"),
+    "bytes": (b"\x80\x05\x8e" + MUCH, "expected 17592186044416 bytes .* only 4 remain"),
+    "a text": (b"\x80\x05\x8d" + MUCH, "expected 17592186044416 bytes .* only 4 remain"),
+    "a far place": (b"}r\x00\x00\x00\x10.", "it uses memo index 268,435,456"),
+    "several lines": (b"P1\n.", r"[^\n]*persistent[^\n]*$"),
+}
 
 
-@pytest.mark.parametrize("instruction", [b"\x96", b"\x8e", b"\x8d"], ids=["bytearray", "bytes", "text"])
-def test_a_pickle_has_no_memory_for_what_is_not_there(instruction: bytes, tmp_path: Path) -> None:
-    """2 ** 44 bytes, says it, and ends."""
-    (tmp_path / "batch").write_bytes(b"\x80\x05" + instruction + (2**44).to_bytes(8, "little") + b"few.")
-    with pytest.raises(ValueError, match=r"not a pickle of data: expected 17592186044416 bytes .* only 4 remain"):
-        pickles.load(tmp_path / "batch")
-
-
-def test_what_is_said_of_a_pickle_is_a_line(tmp_path: Path) -> None:
-    (tmp_path / "batch").write_bytes(b"P1\n.")
-    with pytest.raises(ValueError, match=r"^not a pickle of data: [^\n]*persistent[^\n]*$"):
+@pytest.mark.parametrize("kind", PICKLES)
+def test_a_pickle_is_refused_in_a_line_and_takes_no_memory(kind: str, tmp_path: Path) -> None:
+    content, sentence = PICKLES[kind]
+    (tmp_path / "batch").write_bytes(content)
+    with pytest.raises(ValueError, match=f"^not a pickle of data: {sentence}"):
         pickles.load(tmp_path / "batch")
 
 

@@ -32,12 +32,11 @@ from metaaugment.lab.bench.ops import define_missing_operators
 
 from images import from_pillow, to_pillow
 from processes import leave, meet
+from small import CLASSES, LABELS, SIDE, N, photos, trained
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SIDE, CLASSES, N = 16, 5, 12
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALVES = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-LABELS = torch.arange(N) % CLASSES
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 # Lightning's own.
@@ -53,30 +52,13 @@ def library(name: str) -> ModuleType:
     return pytest.importorskip(name, exc_type=ImportError)
 
 
-def photos(n: int = N, channels: int = 3, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, channels, SIDE, SIDE), dtype=torch.uint8, generator=generator)
-
-
 @cache
 def learned(channels: int = 3) -> ma.LearnedPolicy:
     """With weights that differ and some p; no test changes it."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return new_policy(channels)
-
-
-def new_policy(channels: int) -> ma.LearnedPolicy:
-    policy, sampler = ma.PolicyNetwork(128), ma.TransformationSampler()
-    with torch.no_grad():
-        policy.output.weight *= 10
-    p = torch.rand(14, 14, dtype=torch.float64) ** 3
-    sampler.probabilities.copy_(p / p.sum())
-    network, fill = ma.network("small-cnn", CLASSES, channels), (125, 100, 80)[:channels]
-    learner = ma.Learner(network, sampler, policy, fill=fill)
-    learner.observe(photos(channels=channels), torch.arange(N) % CLASSES)  # gives batch normalisation some statistics
-    mean, std = (0.0,) * channels, (1.0,) * channels
-    return ma.LearnedPolicy.from_learner(learner, "small-cnn", CLASSES, mean, std, SIDE)
+        learner, mean, std = trained(channels=channels, prepare=None), (0.0,) * channels, (1.0,) * channels
+        return ma.LearnedPolicy.from_learner(learner, "small-cnn", CLASSES, mean, std, SIDE)
 
 
 def small_network() -> nn.Module:
@@ -140,14 +122,6 @@ def test_bfloat16_is_refused_where_pixels_are_lost(numbers: Any, order: str, mes
         Normalization(*numbers).undo(all_values(numbers, order, torch.bfloat16)[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_there_and_back(dtype: torch.dtype) -> None:
-    normalization = Normalization(*IMAGENET)
-    images = normalization(photos(), dtype)
-    assert images.dtype == dtype
-    assert torch.equal(normalization.undo(images), photos())
-
-
 def test_images_that_no_pixels_became_are_refused() -> None:
     normalization = Normalization(*IMAGENET)
     good = normalization(photos())
@@ -173,18 +147,6 @@ def test_images_that_no_pixels_became_are_refused() -> None:
 def test_a_normalisation_needs_a_mean_and_a_deviation(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="one finite number per channel"):
         Normalization(mean, std)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_normalised_images_are_augmented_as_their_pixels(dtype: torch.dtype) -> None:
-    images = photos()
-    torch.manual_seed(3)
-    expected, weights = learned().augment(images)
-    torch.manual_seed(3)
-    normalization = Normalization(*IMAGENET)
-    found, found_weights = NormalizedPolicy(learned(), *IMAGENET).augment(normalization(images, dtype))
-    assert torch.equal(found, normalization(expected, dtype))
-    assert torch.equal(found_weights, weights)
 
 
 def test_a_policy_is_for_its_channels() -> None:
@@ -219,14 +181,11 @@ def test_the_transform_is_apply_on_every_kind_of_image(channels: int) -> None:
         assert torch.equal(transform(image / 255), expected / 255)
         torch.manual_seed(seed)
         assert torch.equal(transform((image / 255).half()), expected.half() / 255)
-
-
-def test_each_image_of_a_batch_has_its_own_draw() -> None:
-    images = photos(1).expand(20, -1, -1, -1)
+    same = photos(1, channels).expand(20, -1, -1, -1)  # in a batch, each image has its own draw
     torch.manual_seed(0)
-    found = PolicyTransform(learned())(images)
+    found = transform(same)
     torch.manual_seed(0)
-    assert torch.equal(found, learned().augment(images)[0])
+    assert torch.equal(found, learned(channels).augment(same)[0])
     assert len({image.numpy().tobytes() for image in found}) > 10
 
 
@@ -312,7 +271,7 @@ def test_what_the_transform_refuses() -> None:
 def test_timms_loss_of_weighted_targets_is_the_weighted_loss(smoothing: float) -> None:
     """And so are its gradients."""
     loss_fn = library("timm.loss").SoftTargetCrossEntropy()
-    network, images, labels = small_network(), photos(), torch.arange(N) % CLASSES
+    network, images, labels = small_network(), photos(), LABELS
     expected = explicit(learned(), network, images, labels, smoothing)
     torch.manual_seed(5)
     mixup_fn = PolicyMixup(learned(), *IMAGENET, num_classes=CLASSES, label_smoothing=smoothing)
@@ -322,6 +281,11 @@ def test_timms_loss_of_weighted_targets_is_the_weighted_loss(smoothing: float) -
     torch.testing.assert_close(gradients(network, found), gradients(network, expected), rtol=0, atol=1e-6)
     assert targets.sum(1).std() > 0.1  # weights differ
     assert targets.sum().item() == pytest.approx(N, abs=1e-4)
+
+
+def weighted_targets(policy: ma.LearnedPolicy, **options: Any) -> tuple[Tensor, Tensor]:
+    """Images and targets of the hook."""
+    return PolicyMixup(policy, *IMAGENET, num_classes=CLASSES, **options)(Normalization(*IMAGENET)(photos()), LABELS)
 
 
 LOSSES: dict[str, Callable[[], Callable[..., Tensor]]] = {
@@ -336,8 +300,7 @@ LOSSES: dict[str, Callable[[], Callable[..., Tensor]]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_that_is_not_linear_in_weighted_targets_is_refused(name: str) -> None:
     """Its gradient is not that of the weighted mean of what the samples' own targets give."""
-    mixup_fn = PolicyMixup(learned(), *IMAGENET, num_classes=CLASSES)
-    _, targets = mixup_fn(Normalization(*IMAGENET)(photos()), torch.arange(N) % CLASSES)
+    _, targets = weighted_targets(learned())
     weights, logits, loss_fn = targets.sum(1), torch.randn(N, CLASSES, requires_grad=True), LOSSES[name]()
     plain = targets.as_subclass(Tensor)
     parts = [loss_fn(one[None], target[None] / w) * w for one, target, w in zip(logits, plain, weights, strict=True)]
@@ -358,15 +321,14 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_weighted_targets_stay_what_they_are(change: Callable[[Tensor], Tensor]) -> None:
-    _, targets = PolicyMixup(learned(), *IMAGENET, num_classes=CLASSES)(Normalization(*IMAGENET)(photos()), LABELS)
+    _, targets = weighted_targets(learned())
     with pytest.raises(ValueError, match="only a loss that is linear in them takes"):
         F.binary_cross_entropy_with_logits(torch.zeros(N, CLASSES), change(targets))
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_a_loss_of_weighted_targets_is_a_plain_tensor(backend: str | None) -> None:
-    mixup_fn = PolicyMixup(learned(), *IMAGENET, num_classes=CLASSES)
-    inputs, targets = mixup_fn(Normalization(*IMAGENET)(photos()), LABELS)
+    inputs, targets = weighted_targets(learned())
     logits = small_network()(inputs)
     own, torchs = library("timm.loss").SoftTargetCrossEntropy(), torch.nn.CrossEntropyLoss()
     loss_fn = own if backend is None else torch.compile(own, backend=backend)
@@ -378,8 +340,7 @@ def test_a_loss_of_weighted_targets_is_a_plain_tensor(backend: str | None) -> No
 
 def test_targets_without_weights_are_for_any_loss() -> None:
     """Those of a distribution alone are all as heavy."""
-    mixup_fn = PolicyMixup(learned().sampler_only(), *IMAGENET, num_classes=CLASSES, label_smoothing=0.0)
-    _, targets = mixup_fn(Normalization(*IMAGENET)(photos()), LABELS)
+    _, targets = weighted_targets(learned().sampler_only(), label_smoothing=0.0)
     torch.testing.assert_close(targets, F.one_hot(LABELS, CLASSES).float())
     library("timm.loss").BinaryCrossEntropy()(torch.zeros(N, CLASSES), targets)
 
@@ -388,7 +349,7 @@ def test_targets_without_weights_are_for_any_loss() -> None:
 def test_targets_are_timms(smoothing: float) -> None:
     """On, off, type and device as of its Mixup with nothing mixed; where --mixup-off-epoch came, nothing else is."""
     mixup = library("timm.data.mixup")
-    labels = torch.arange(N) % CLASSES
+    labels = LABELS
     theirs = mixup.mixup_target(labels, CLASSES, 1.0, smoothing)
     ours = one_hot(labels, CLASSES, smoothing)
     assert (ours.dtype, ours.device) == (theirs.dtype, theirs.device)
@@ -421,7 +382,7 @@ def test_behind_timms_prefetcher(dtype: torch.dtype) -> None:
 
 def test_what_the_hook_refuses() -> None:
     hook = PolicyMixup(learned(), *IMAGENET, num_classes=CLASSES)
-    images, labels = Normalization(*IMAGENET)(photos()), torch.arange(N) % CLASSES
+    images, labels = Normalization(*IMAGENET)(photos()), LABELS
     wrong = [
         (photos(), labels, "are torch.uint8; they must be normalised, in floating point"),
         (photos() / 255, labels, "not a uint8 pixel"),
@@ -501,7 +462,6 @@ def bare_state(network: nn.Module) -> dict[str, Tensor]:
 
 
 def test_joint_training_in_lightning_is_the_plain_loop() -> None:
-    library("lightning.pytorch")
     learner, task, policy = parts(small_network())
     epoch_schedule, step_schedule = schedules(task)
     train, validation = loaders()
@@ -524,7 +484,6 @@ def test_joint_training_in_lightning_is_the_plain_loop() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 def test_joint_training_resumes_from_lightnings_checkpoint(tmp_path: Path) -> None:
-    library("lightning.pytorch")
     whole = joint_module()
     trainer(3).fit(whole, *loaders())
     trainer(1, tmp_path).fit(joint_module(), *loaders())
@@ -535,14 +494,22 @@ def test_joint_training_resumes_from_lightnings_checkpoint(tmp_path: Path) -> No
     torch.testing.assert_close(states(resumed.learner), states(whole.learner), rtol=0, atol=0)
 
 
+class Stream(IterableDataset[Any]):
+    """Of unknown length."""
+
+    def __iter__(self) -> Any:
+        return iter(loaders()[1].dataset)  # type: ignore[arg-type]
+
+
 @pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
-def test_the_policy_learns_from_the_batches_it_is_given() -> None:
-    library("lightning.pytorch")
+@pytest.mark.parametrize("kind", ["a loader", "a stream", "an endless stream"])
+def test_the_policy_learns_from_the_batches_it_is_given(kind: str) -> None:
     asked = []
 
     def policy_dataloader(self: Any) -> Any:
         asked.append(self)
-        return loaders()[1]
+        loader = loaders()[1] if kind == "a loader" else DataLoader(Stream(), N)
+        return itertools.chain.from_iterable(itertools.repeat(loader)) if kind == "an endless stream" else loader
 
     given, usual = joint_module(policy_dataloader=policy_dataloader), joint_module()
     trainer(1, limit_val_batches=0).fit(given, loaders()[0])
@@ -553,7 +520,6 @@ def test_the_policy_learns_from_the_batches_it_is_given() -> None:
 
 def test_a_second_fit_goes_on_with_the_policy() -> None:
     """The learner is made anew each time, and began again."""
-    library("lightning.pytorch")
     module = joint_module()
     trainer(2).fit(module, *loaders())
     before = module.learner
@@ -565,7 +531,6 @@ def test_a_second_fit_goes_on_with_the_policy() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 def test_a_checkpoint_that_was_only_looked_at_keeps_the_policy(tmp_path: Path) -> None:
-    library("lightning.pytorch")
     module = joint_module()
     trainer(1, tmp_path).fit(module, *loaders())
     (file,) = tmp_path.glob("*.ckpt")
@@ -577,28 +542,7 @@ def test_a_checkpoint_that_was_only_looked_at_keeps_the_policy(tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
-@pytest.mark.parametrize("endless", [False, True])
-def test_the_policy_learns_from_batches_of_unknown_number(endless: bool) -> None:
-    library("lightning.pytorch")
-
-    class Stream(IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return iter(loaders()[1].dataset)  # type: ignore[arg-type]
-
-    def policy_dataloader(self: Any) -> Any:
-        loader = DataLoader(Stream(), loaders()[1].batch_size)
-        return itertools.chain.from_iterable(itertools.repeat(loader)) if endless else loader
-
-    given, usual = joint_module(policy_dataloader=policy_dataloader), joint_module()
-    trainer(1, limit_val_batches=0).fit(given, loaders()[0])
-    trainer(1).fit(usual, *loaders())
-    torch.testing.assert_close(states(given.learner), states(usual.learner), rtol=0, atol=0)
-
-
-@pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
 def test_a_second_fit_begins_a_stream_again_that_ends_before_its_length() -> None:
-    library("lightning.pytorch")
-
     class Short(list[Any]):
         def __len__(self) -> int:
             return super().__len__() + STEPS
@@ -612,7 +556,6 @@ def test_a_second_fit_begins_a_stream_again_that_ends_before_its_length() -> Non
 
 @pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
 def test_what_joint_training_refuses_in_lightning() -> None:
-    library("lightning.pytorch")
     train, validation = loaders()
     with pytest.raises(ValueError, match="the trainer has none; give fit"):
         trainer(1).fit(joint_module(), train)
@@ -644,8 +587,6 @@ def test_what_joint_training_refuses_in_lightning() -> None:
 
 @pytest.mark.filterwarnings("ignore:The lr scheduler dict contains the key")
 def test_a_scheduler_that_waits_for_validation_is_refused() -> None:
-    library("lightning.pytorch")
-
     def plateau(self: Any) -> Any:
         self.learner, task, policy = parts(self.network)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(task)
@@ -656,8 +597,6 @@ def test_a_scheduler_that_waits_for_validation_is_refused() -> None:
 
 
 def test_schedulers_are_stepped_as_often_as_they_say() -> None:
-    library("lightning.pytorch")
-
     def rarely(self: Any) -> Any:
         self.learner, task, policy = parts(self.network)
         epoch, step = schedules(task)
@@ -905,7 +844,7 @@ def half_worker(rank: int, folder: str) -> None:
 
 
 def hook_loss(network: nn.Module, part: slice) -> Tensor:
-    images, labels, policy = photos()[part], (torch.arange(N) % CLASSES)[part], learned()
+    images, labels, policy = photos()[part], (LABELS)[part], learned()
     policy.sampler, p = Dealt(), policy.probabilities
     policy.sampler.probabilities.copy_(p)
     hook = PolicyMixup(policy, *IMAGENET, num_classes=CLASSES)
@@ -916,7 +855,7 @@ def hook_loss(network: nn.Module, part: slice) -> Tensor:
 @pytest.mark.slow
 def test_two_processes_of_timm_equal_one(tmp_path: Path) -> None:
     network = small_network()
-    expected = gradients(network, explicit(learned(), network, photos(), torch.arange(N) % CLASSES, 0.1))
+    expected = gradients(network, explicit(learned(), network, photos(), LABELS, 0.1))
     mp.spawn(half_worker, args=(str(tmp_path),), nprocs=WORLD)
     for rank in range(WORLD):
         torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), expected, rtol=0, atol=1e-6)

@@ -86,10 +86,7 @@ def test_posterize_bits(bits: int) -> None:
     image = make("noise", 16, 16)
     result = kernels.posterize(image[None], torch.tensor([float(bits)], dtype=torch.float64))
     assert torch.equal(result[0], from_pillow(ImageOps.posterize(to_pillow(image), bits)))
-
-
-def test_posterize_to_no_bits_is_black() -> None:
-    assert not kernels.posterize(make("noise", 8, 8)[None], torch.zeros(1, dtype=torch.float64)).any()
+    assert not kernels.posterize(image[None], torch.zeros(1, dtype=torch.float64)).any()
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 128, 255, 256])

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,13 @@ def experiment(recipe: Recipe) -> Experiment:
     found = published.find(published.fitting(recipe.method, "digits")) if METHODS[recipe.method].found else None
     generator = torch.Generator().manual_seed(1)
     return Experiment(recipe, data, network, CPU, generator, torch.contiguous_format, found=found)
+
+
+def a_step(learner: Learner, optimizer: Any = None, n: int = 8) -> ma.Observation:
+    """One iteration on noise."""
+    batch, validation = images(n), images(4)
+    task = SGD(learner.network.parameters(), 0.1)
+    return learner.step(batch.images, batch.labels, task, optimizer, iter([(validation.images, validation.labels)]))
 
 
 def begin(**changes: Any) -> tuple[Learner, Any]:
@@ -174,9 +182,7 @@ def test_all_but_one_method_weigh_samples_alike_and_learn_nothing(method: str) -
     learner, optimizer = begin(method=method)
     assert isinstance(learner.policy, UniformPolicy)
     assert optimizer is None
-    batch = images(16)
-    task = SGD(learner.network.parameters(), 0.1)
-    seen = learner.step(batch.images, batch.labels, task)
+    seen = a_step(learner, n=16)
     n = 16 * (8 if method == "advaa" else 1)
     assert seen.weights.tolist() == [1 / n] * n
 
@@ -199,16 +205,6 @@ def test_randaugment_draws_all_196_pairs_alike() -> None:
     assert_alike(t.first * 14 + t.second, 196)
     assert_alike((t.magnitudes * 2).long().flatten(), 20)  # twentieths of [0, 10)
     assert_alike((t.signs.long().flatten() + 1) // 2, 2)
-
-
-def test_randaugment_is_metaaugment_without_what_is_learned() -> None:
-    """ "We randomly sample transformations and adopt the same weight": epsilon = 1 draws by the same distribution."""
-    uniform = TransformationSampler(epsilon=1.0)
-    t = uniform.sample(500)
-    uniform.record(t, torch.rand(500))
-    uniform.update()
-    torch.testing.assert_close(uniform.probabilities, torch.full((14, 14), 1 / 196, dtype=torch.float64))
-    assert METHODS["randaugment"].space is None
 
 
 # -- trivialaugment --------------------------------------------------------------------------------------------------
@@ -239,11 +235,7 @@ def test_trivialaugment_draws_one_function_and_one_of_31_strengths() -> None:
     assert t.second.unique().tolist() == [INDEX["Identity"]]
 
 
-def test_every_function_with_a_magnitude_is_in_the_authors_table() -> None:
-    assert set(WIDE) == {op.name for op in PAPER_OPS if op.magnitude}
-
-
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", [op.name for op in PAPER_OPS if op.magnitude])
 def test_trivialaugments_strengths_are_the_authors(name: str) -> None:
     """Each function at each of the 31 strengths it is drawn with; whole numbers to the bit."""
     t = TrivialAugmentSampler().sample(14 * 31 * 50, torch.Generator().manual_seed(0))
@@ -282,13 +274,10 @@ def test_metaaugment_learns_policy_and_step_size() -> None:
     assert learner.alpha.item() == pytest.approx(0.3)
 
     before = [p.detach().clone() for p in group["params"]]
-    batch, validation = images(8), images(4)
-    task = SGD(learner.network.parameters(), 0.1)
-    learner.step(batch.images, batch.labels, task, optimizer, iter([(validation.images, validation.labels)]))
+    a_step(learner, optimizer)
     assert not any(torch.equal(old, new) for old, new in zip(before, group["params"], strict=True))
-
-
-def test_adam_may_learn_the_policy() -> None:
+    assert isinstance(begin(policy_network="feature-policy")[0].policy, FeaturePolicy)
+    assert isinstance(begin(policy_network="rejecting-policy-network")[0].policy, RejectingPolicy)
     _, optimizer = begin(policy_optimizer="adam", policy_lr=0.02, policy_weight_decay=3e-4)
     assert isinstance(optimizer, Adam)
     assert [optimizer.param_groups[0][name] for name in ("lr", "weight_decay")] == [0.02, 3e-4]
@@ -302,20 +291,9 @@ def test_how_often_and_by_what_it_learns(lagged: bool, every: int) -> None:
     assert [learner.due_at(step) for step in range(1, 7)] == [step % every == 0 for step in range(1, 7)]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("feature-policy", FeaturePolicy), ("rejecting-policy-network", RejectingPolicy)]
-)
-def test_another_policy_by_its_name(name: str, kind: type) -> None:
-    assert isinstance(begin(policy_network=name)[0].policy, kind)
-
-
 def test_a_step_size_that_is_not_learned() -> None:
     learner, optimizer = begin(learn_alpha=False, policy_lr=0.02)
-    assert optimizer is not None
-    validation = images(4)
-    task = SGD(learner.network.parameters(), 0.1)
-    batch = images(8)
-    learner.step(batch.images, batch.labels, task, optimizer, iter([(validation.images, validation.labels)]))
+    a_step(learner, optimizer)
     assert learner.alpha.item() == pytest.approx(0.1)
     assert learner.due_at(1)
 
@@ -323,13 +301,10 @@ def test_a_step_size_that_is_not_learned() -> None:
 def test_eyes_of_the_policys_own_are_learned_with_it() -> None:
     learner, optimizer = begin(extractor="own", policy_lr=0.5)
     assert learner.extractor is not None
-    assert optimizer is not None
     stem = next(learner.extractor.parameters())
     before = stem.detach().clone()
     assert not torch.equal(before, next(learner.network.parameters()))
-    validation, batch = images(4), images(8)
-    task = SGD(learner.network.parameters(), 0.1)
-    learner.step(batch.images, batch.labels, task, optimizer, iter([(validation.images, validation.labels)]))
+    a_step(learner, optimizer)
     assert not torch.equal(before, stem)
 
 
@@ -377,10 +352,8 @@ def test_the_frozen_policy_is_the_learned_one_and_sees_as_it_did() -> None:
     p, theta = joint.sampler.probabilities.clone(), copy.deepcopy(joint.policy.state_dict())
     eyes = copy.deepcopy(joint.network)
     frozen, _ = frozen_phase.begin(joint)
-    task = SGD(frozen.network.parameters(), 0.5)
     for _ in range(2):
-        batch = images(8)
-        frozen.step(batch.images, batch.labels, task)
+        a_step(frozen)
     frozen.sampler.update()
     assert torch.equal(frozen.sampler.probabilities, p)
     assert all(torch.equal(value, theta[name]) for name, value in frozen.policy.state_dict().items())
@@ -411,6 +384,9 @@ def test_the_task_networks_optimizer_and_rate(tmp_path: Path) -> None:
     assert [group[name] for name in ("momentum", "weight_decay", "nesterov")] == [0.9, 1e-4, False]
     assert {id(p) for p in group["params"]} == {id(p) for p in training.network.parameters()}
     assert training.validation.batch == 6  # all there are, of the 2,048 asked for
+    (tmp_path / "nesterov").mkdir()
+    training = trainer(experiment(plain(nesterov=True, momentum=0.5)), Place(), tmp_path / "nesterov", Reader(), ())
+    assert [training.optimizer.param_groups[0][name] for name in ("nesterov", "momentum")] == [True, 0.5]
 
 
 def test_an_unreadable_first_validation_image_is_skipped_like_any_other(tmp_path: Path) -> None:
@@ -423,11 +399,6 @@ def test_an_unreadable_first_validation_image_is_skipped_like_any_other(tmp_path
     (tmp_path / "run").mkdir()
     trainer(replace(one, data=broken), Place(), tmp_path / "run", reader, ()).run()
     assert reader.unreadable == {tmp_path / "a" / "000.png"}
-
-
-def test_nesterov_reaches_the_optimizer(tmp_path: Path) -> None:
-    training = trainer(experiment(plain(nesterov=True, momentum=0.5)), Place(), tmp_path, Reader(), ())
-    assert [training.optimizer.param_groups[0][name] for name in ("nesterov", "momentum")] == [True, 0.5]
 
 
 # -- clipping --------------------------------------------------------------------------------------------------------
@@ -534,51 +505,31 @@ def test_evaluation_by_hand() -> None:
     score = evaluate(Table([row]), [(pixels, torch.tensor([0, 4, 5]))], lambda pixels: pixels)
     assert (score.top1, score.top5) == pytest.approx((1 / 3, 2 / 3))
     assert score.loss == pytest.approx(math.log(sum(map(math.exp, row))) - (5 + 1 + 0) / 3)
-
-
-def test_of_three_classes_all_are_among_the_first_five() -> None:
-    pixels = torch.zeros(2, 1, 1, 1, dtype=torch.uint8)
-    score = evaluate(Table([[2.0, 1.0, 0.0]]), [(pixels, torch.tensor([2, 0]))], lambda pixels: pixels)
+    # Of three classes all are among the first five.
+    score = evaluate(Table([[2.0, 1.0, 0.0]]), [(pixels[:2], torch.tensor([2, 0]))], lambda pixels: pixels)
     assert (score.top1, score.top5) == (0.5, 1.0)
 
 
-def state(network: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in network.state_dict().items()}
-
-
+@pytest.mark.parametrize("interrupted", [True, False])
 @pytest.mark.parametrize("training", [True, False])
-def test_evaluation_leaves_the_network_as_it_was(training: bool) -> None:
-    """Parameters, running statistics, gradients, and the mode."""
-    network = trained().train(training)
-    before = state(network)
-    evaluate(network, batches(8, 3), unit)
+def test_evaluation_leaves_the_network_as_it_was(training: bool, interrupted: bool) -> None:
+    """Parameters, running statistics, gradients, and the mode of each layer, of which some may be frozen; no graph."""
+    network, kept = trained().train(training), []
+    next(module for module in network.modules() if isinstance(module, nn.BatchNorm2d)).eval()
+    modes, before = [module.training for module in network.modules()], copy.deepcopy(network.state_dict())
+    network.register_forward_hook(lambda module, inputs, logits: kept.append((logits.requires_grad, module.training)))
+
+    def some() -> Iterator[tuple[Tensor, Tensor]]:
+        yield from batches(8, 3)
+        if interrupted:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
+        evaluate(network, some(), unit)
+    assert kept == [(False, False)] * 2
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(p.grad is None for p in network.parameters())
-    assert all(module.training == training for module in network.modules())
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_mode_comes_back_after_an_exception(training: bool) -> None:
-    network = trained().train(training)
-
-    def interrupted() -> Iterator[tuple[Tensor, Tensor]]:
-        yield from batches(4)
-        assert not network.training
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(network, interrupted(), unit)
-    assert all(module.training == training for module in network.modules())
-
-
-def test_layers_that_were_frozen_stay_so() -> None:
-    network = trained().train()
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-    for module in norms:
-        module.eval()
-    evaluate(network, batches(4), unit)
-    assert not any(module.training for module in norms)
-    assert network.training
+    assert [module.training for module in network.modules()] == modes
 
 
 def test_there_must_be_an_image() -> None:
@@ -594,10 +545,3 @@ def test_logits_of_half_precision_are_judged_in_float32() -> None:
         logits = network(unit(data[0][0]).bfloat16())
     assert logits.dtype == torch.bfloat16
     assert score.loss == pytest.approx(float(F.cross_entropy(logits.double(), data[0][1])), rel=1e-6)
-
-
-def test_evaluation_keeps_no_graph() -> None:
-    network, kept = trained(), []
-    network.register_forward_hook(lambda module, inputs, logits: kept.append(logits))
-    evaluate(network, batches(4), unit)
-    assert [logits.requires_grad for logits in kept] == [False]

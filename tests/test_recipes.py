@@ -116,30 +116,21 @@ def test_the_numbers_are_the_papers(name: str) -> None:
     assert found == PAPER[name]
 
 
-@pytest.mark.parametrize("name", [name for name in PAPER if name.startswith("cifar")])
-def test_the_baseline_of_cifar_is_cropped_and_the_method_is_not(name: str) -> None:
-    """The baseline has "horizontal flipping …, zero-padding and random cropping"; how many pixels is our reading."""
-    assert (recipe(name).baseline_crop, recipe(name).crop) == (4, 0)
+def test_our_readings() -> None:
+    """CIFAR's baseline has "horizontal flipping …, zero-padding and random cropping", but not by how many pixels.
 
-
-def test_resnet_200_has_one_transformation_a_sample() -> None:
-    """Our reading: its batch is "512", where that of ResNet-50 is "1024 · 4"."""
+    ResNet-200 has a batch of "512", where that of ResNet-50 is "1024 · 4"; and of "the same setting as that of
+    ResNet-50 except" the learning rate, a warm-up that starts at a fifth of it.
+    """
+    for name in (name for name in PAPER if name.startswith("cifar")):
+        assert (recipe(name).baseline_crop, recipe(name).crop) == (4, 0)
     assert recipe("imagenet-resnet-200").copies == 1
-
-
-def test_resnet_200_warms_up_in_the_proportion_of_resnet_50() -> None:
-    """Our reading of "the same setting as that of ResNet-50 except" the learning rate: both start at a fifth of it."""
     assert [recipe(f"imagenet-resnet-{depth}").warmup_lr for depth in (50, 200)] == [0.08, 0.04]
 
 
 def test_every_row_of_tables_1_to_4_has_a_recipe_and_nothing_else_has() -> None:
     assert set(RECIPES) == {*TABLES, *OWN}
     assert set(PAPER) == set(TABLES)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_called_what_it_is_asked_for_by(name: str) -> None:
-    assert recipe(name).name == name
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -164,12 +155,15 @@ def test_a_fast_recipe_is_the_papers_but_for_three_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_a_recipe_names_exists(name: str) -> None:
+def test_what_a_recipe_names_exists_and_it_can_start(name: str) -> None:
     one = recipe(name)
     assert one.network in NETWORKS
     assert one.dataset in DATASETS
     assert one.space in SPACES
     assert one.method == "metaaugment"
+    assert one.name == name
+    if name not in TRANSFERRED:
+        validity.check(one)
 
 
 # -- transfer --------------------------------------------------------------------------------------------------------
@@ -188,11 +182,6 @@ def test_other_methods_need_no_policy(name: str, method: str) -> None:
     validity.check(recipe(name, method=method))
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES.keys() - set(TRANSFERRED)))
-def test_all_others_start_as_they_are(name: str) -> None:
-    validity.check(recipe(name))
-
-
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 
@@ -204,22 +193,17 @@ def test_json_and_back(name: str) -> None:
         assert type(again.policy) is type(one.policy)
 
 
-def test_an_unknown_field_is_named() -> None:
-    with pytest.raises(ValueError, match=r"unknown recipe field 'epoch'; the fields are .*epochs"):
-        Recipe.from_json({**plain().to_json(), "epoch": 3})
-
-
-def test_a_run_with_a_field_of_another_version_goes_on_where_it_meant_nothing() -> None:
-    assert Recipe.from_json({**plain().to_json(), "power": 1.0, "magnitude_bins": 1}) == plain()
-    with pytest.raises(ValueError, match="unknown recipe field 'power'"):
-        Recipe.from_json({**plain().to_json(), "power": 4.0, "magnitude_bins": 1})
-
-
-def test_a_missing_field_is_named() -> None:
-    values = plain().to_json()
-    del values["network"]
-    with pytest.raises(ValueError, match="network"):
-        Recipe.from_json(values)
+def test_fields_of_another_version() -> None:
+    """A run goes on where the field meant nothing."""
+    known = plain().to_json()
+    assert Recipe.from_json({**known, "power": 1.0, "magnitude_bins": 1}) == plain()
+    for wrong, sentence in (
+        ({**known, "power": 4.0, "magnitude_bins": 1}, "unknown recipe field 'power'"),
+        ({**known, "epoch": 3}, r"unknown recipe field 'epoch'; the fields are .*epochs"),
+        ({name: value for name, value in known.items() if name != "network"}, "network"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Recipe.from_json(wrong)
 
 
 # -- what no run can have --------------------------------------------------------------------------------------------
@@ -250,22 +234,12 @@ LATE: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, bad in IMPOSSIBLE.items() for value in bad])
+@pytest.mark.parametrize(
+    ("field", "value"), [*((field, value) for field, bad in IMPOSSIBLE.items() for value in bad), *LATE.items()]
+)
 def test_an_impossible_value_is_refused_by_its_flag(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^--{field.replace('_', '-')} is {re.escape(repr(value))}"):
         validity.check(plain(**{field: value}))
-
-
-@pytest.mark.parametrize(("field", "value"), LATE.items())
-def test_an_impossible_name_is_refused_by_its_flag(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^--{field.replace('_', '-')} is {re.escape(repr(value))}"):
-        validity.check(plain(**{field: value}))
-
-
-def test_nothing_held_back_is_from_nowhere() -> None:
-    with pytest.raises(ValueError, match=r"--held-back-from is training, but --held-back is 0; give a share"):
-        validity.check(plain(held_back_from="training"))
-    validity.check(plain(held_back_from="training", held_back=0.2))
 
 
 def test_every_field_that_can_be_wrong_was_tried() -> None:
@@ -295,29 +269,43 @@ def test_the_last_possible_values_are_taken(changes: dict[str, Any]) -> None:
     validity.check(plain(**changes))
 
 
-def test_warm_up_leaves_an_epoch() -> None:
-    with pytest.raises(ValueError, match="--warmup-epochs is 5; it must be less than --epochs, 5"):
-        validity.check(plain(epochs=5, warmup_epochs=5))
+# Each is possible by itself.
+TOGETHER: dict[str, tuple[Recipe, str]] = {
+    "nothing held back": (
+        plain(held_back_from="training"),
+        "--held-back-from is training, but --held-back is 0; give a share",
+    ),
+    "warm-up to the end": (plain(epochs=5, warmup_epochs=5), "--warmup-epochs is 5; it must be less than --epochs, 5"),
+    "Nesterov without momentum": (
+        plain(nesterov=True, momentum=0.0),
+        "--nesterov needs --momentum above 0, but it is 0; change one",
+    ),
+    "no epoch left to learn": (
+        recipe("imagenet-resnet-50", epochs=80),
+        r"--epochs is 80; it must be larger than .* --frozen-epochs \(40 \+ 40\)",
+    ),
+    "a near name": (
+        plain(method="randaugmnt"),
+        r"--method is 'randaugmnt' \(did you mean randaugment\?\); choose one of",
+    ),
+}
 
 
-def test_nesterov_needs_momentum() -> None:
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_what_is_impossible_together(kind: str) -> None:
+    wrong, sentence = TOGETHER[kind]
+    with pytest.raises(ValueError, match=sentence):
+        validity.check(wrong)
+
+
+def test_what_is_just_possible_together() -> None:
+    """Phases leave an epoch to learn only where a policy is learned: other methods, and training under a policy file,
+    have one phase."""
+    validity.check(plain(held_back_from="training", held_back=0.2))
     validity.check(plain(nesterov=True))
-    with pytest.raises(ValueError, match="--nesterov needs --momentum above 0, but it is 0; change one"):
-        validity.check(plain(nesterov=True, momentum=0.0))
-
-
-def test_phases_leave_an_epoch_to_learn() -> None:
-    """Where a policy is learned: the other methods have one phase, and so has training under a policy file."""
-    with pytest.raises(ValueError, match=r"--epochs is 80; it must be larger than .* --frozen-epochs \(40 \+ 40\)"):
-        validity.check(recipe("imagenet-resnet-50", epochs=80))
     validity.check(recipe("imagenet-resnet-50", epochs=81))
     validity.check(recipe("imagenet-resnet-50", epochs=80, method="randaugment"))
     validity.check(recipe("imagenet-resnet-50", epochs=30, policy=Path("policy.safetensors")))
-
-
-def test_an_unknown_method_has_a_near_one() -> None:
-    with pytest.raises(ValueError, match=r"--method is 'randaugmnt' \(did you mean randaugment\?\); choose one of"):
-        validity.check(plain(method="randaugmnt"))
 
 
 # -- the learning rate -----------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from searches import asked_to_stop, dying, killed, rows
 
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.controller import FUNCTIONS
@@ -28,6 +27,7 @@ from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.lab.training.trainer import Trainer
 
 from endings import Killed
+from searches import asked_to_stop, dying, killed, rows
 
 KIND = SEARCHES["autoaugment"]
 QUIET = Console(quiet=True)

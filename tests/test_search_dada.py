@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from searches import rows
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical
 from torch.func import functional_call
@@ -41,6 +40,8 @@ from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.lab.training.trainer import Trainer
 from metaaugment.observation import Observation
 from metaaugment.ops import INDEX, OPS
+
+from searches import rows
 
 KIND = SEARCHES["dada"]
 QUIET = Console(quiet=True)

@@ -17,7 +17,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from searches import dying, rows
 from sqlalchemy import MetaData
 from torch import Tensor, nn
 
@@ -44,6 +43,7 @@ from metaaugment.ops import PAPER_OPS
 
 from endings import Killed
 from processes import until
+from searches import dying, rows
 
 FAA = SEARCHES["faa"]
 RECIPE = replace(RECIPES["digits"](), method="faa", per_class=10, epochs=4, batch=20)

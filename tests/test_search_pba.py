@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from rich.console import Console
-from searches import asked_to_stop, dying, rows
 
 import metaaugment
 from metaaugment.lab.baselines import published
@@ -42,6 +41,7 @@ from metaaugment.lab.training.trainer import Trainer
 import processes
 from endings import Killed
 from processes import until
+from searches import asked_to_stop, dying, rows
 
 KIND = SEARCHES["pba"]
 QUIET = Console(quiet=True)
