@@ -26,9 +26,7 @@ from rich.console import Console
 
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.controller import FUNCTIONS, LEVELS, PROBABILITIES
-from metaaugment.lab.baselines.found import FoundPolicy, Function
-from metaaugment.lab.baselines.schedule import Schedule
-from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.baselines.found import FoundPolicy, Function, Schedule, SubPolicies
 from metaaugment.lab.bench.record import write
 from metaaugment.lab.data import DataSet, dataset
 from metaaugment.lab.data.batches import once

@@ -24,8 +24,7 @@ from rich.console import Console
 import metaaugment.lab.search.run as searching
 from metaaugment.lab import cli
 from metaaugment.lab.baselines import published
-from metaaugment.lab.baselines.schedule import Schedule, ScheduleSampler
-from metaaugment.lab.baselines.sub_policies import SubPolicySampler
+from metaaugment.lab.baselines.found import Schedule, ScheduleSampler, SubPolicySampler
 from metaaugment.lab.data import cifar, omniglot
 from metaaugment.lab.data.batches import Reader
 from metaaugment.lab.data.files import ImageFiles

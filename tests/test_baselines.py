@@ -18,10 +18,17 @@ from rich.console import Console
 import metaaugment as ma
 from metaaugment.lab import cli
 from metaaugment.lab.baselines import published
-from metaaugment.lab.baselines.found import FoundPolicy, Function, Table
+from metaaugment.lab.baselines.found import (
+    FoundPolicy,
+    Function,
+    Schedule,
+    ScheduleSampler,
+    Stage,
+    SubPolicies,
+    SubPolicySampler,
+    Table,
+)
 from metaaugment.lab.baselines.rand_augment import RandAugmentSampler
-from metaaugment.lab.baselines.schedule import Schedule, ScheduleSampler, Stage
-from metaaugment.lab.baselines.sub_policies import SubPolicies, SubPolicySampler
 from metaaugment.lab.experiments import validity
 from metaaugment.lab.experiments.experiment import prepare
 from metaaugment.lab.experiments.methods import METHODS

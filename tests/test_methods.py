@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam
 import metaaugment as ma
 from metaaugment.alignment import ROUTES
 from metaaugment.lab.baselines import published
-from metaaugment.lab.baselines.trivial_augment import TrivialAugmentSampler
+from metaaugment.lab.baselines.rand_augment import TrivialAugmentSampler
 from metaaugment.lab.data import DataSet
 from metaaugment.lab.data.batches import Reader
 from metaaugment.lab.data.files import ImageFiles

@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 
 from metaaugment.lab import cli
-from metaaugment.lab.data.presence import check_there
+from metaaugment.lab.data.catalog import check_there
 from metaaugment.lab.experiments import jobs as working
 from metaaugment.lab.experiments import reproduce as reproducing
 from metaaugment.lab.experiments import results, run, validity

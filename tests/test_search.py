@@ -20,9 +20,7 @@ from rich.console import Console
 from metaaugment.files.sealed import Damaged
 from metaaugment.lab import cli
 from metaaugment.lab.baselines import published
-from metaaugment.lab.baselines.found import FoundPolicy, Function
-from metaaugment.lab.baselines.schedule import Schedule
-from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.baselines.found import FoundPolicy, Function, Schedule, SubPolicies
 from metaaugment.lab.data import CorruptImage, DataSet, dataset
 from metaaugment.lab.experiments import experiment, validity
 from metaaugment.lab.experiments.experiment import prepare

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.controller import FUNCTIONS
-from metaaugment.lab.baselines.found import Function
-from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.baselines.found import Function, SubPolicies
 from metaaugment.lab.experiments import validity
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place

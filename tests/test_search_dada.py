@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 import metaaugment as ma
 from metaaugment.lab.baselines import published
-from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.baselines.found import SubPolicies
 from metaaugment.lab.data import dataset
 from metaaugment.lab.experiments import validity
 from metaaugment.lab.experiments.experiment import assemble

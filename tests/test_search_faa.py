@@ -23,8 +23,7 @@ from torch import Tensor, nn
 import metaaugment as ma
 from metaaugment.files.lock import FileLock
 from metaaugment.lab.baselines import published
-from metaaugment.lab.baselines.found import Function
-from metaaugment.lab.baselines.sub_policies import SubPolicies, SubPolicySampler
+from metaaugment.lab.baselines.found import Function, SubPolicies, SubPolicySampler
 from metaaugment.lab.data import DataSet, Images, dataset
 from metaaugment.lab.data.batches import Reader
 from metaaugment.lab.experiments import run

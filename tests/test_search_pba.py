@@ -21,8 +21,7 @@ from rich.console import Console
 
 import metaaugment
 from metaaugment.lab.baselines import published
-from metaaugment.lab.baselines.found import Function
-from metaaugment.lab.baselines.schedule import Schedule, Stage
+from metaaugment.lab.baselines.found import Function, Schedule, Stage
 from metaaugment.lab.data import dataset
 from metaaugment.lab.experiments import run, validity
 from metaaugment.lab.experiments.paper import RECIPES

@@ -234,8 +234,8 @@ def data(
 
     When not on a terminal: names, one per line.
     """
+    from metaaugment.lab.data.catalog import status
     from metaaugment.lab.data.download import get
-    from metaaugment.lab.data.presence import status
 
     if words and (words[0] != "get" or len(words) != 2):
         raise ValueError(f"metaaugment data {' '.join(words)} is not a command; use data, or data get NAME")

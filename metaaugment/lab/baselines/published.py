@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metaaugment.files.atomic import write_atomically
-from metaaugment.lab.baselines.found import FoundPolicy, Function
-from metaaugment.lab.baselines.schedule import Schedule, Stage
-from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.baselines.found import FoundPolicy, Function, Schedule, Stage, SubPolicies
 from metaaugment.lab.data import DATASETS
 from metaaugment.ops import SPACES
 

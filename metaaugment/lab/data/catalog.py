@@ -1,17 +1,16 @@
-"""Data sets by name, and how to get one that is not there."""
+"""Data sets by name, which of them are there, and how to get one that is not."""
 
 import shlex
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from metaaugment.lab.data import cifar, digits, folder, omniglot
-from metaaugment.lab.data.data_set import DataSet
+from metaaugment.lab.data.data_set import DataSet, Refused
 from metaaugment.lab.data.depth import WrongWhite, find_dim
-from metaaugment.lab.data.entry import Entry, Request
+from metaaugment.lab.data.entry import Entry, Progress, Request, silent
 from metaaugment.lab.data.files import AREA_MIN, WHITE, ImageFiles
 from metaaugment.lab.data.layout import Missing, data_root
-from metaaugment.lab.data.progress import Progress, silent
-from metaaugment.lab.data.refused import Refused
 from metaaugment.lab.data.splits import Split, split
 from metaaugment.lab.words import command
 
@@ -111,3 +110,46 @@ def fewer(train: Split, num_classes: int, per_class: int, seed: int) -> Split:
         raise Refused("per_class", per_class, f"it must be 1 to {max(sizes)}, the size of the largest class")
     chosen, _ = split(train.labels, seed, [min(per_class, size) for size in sizes])
     return train.take(chosen)
+
+
+@dataclass(frozen=True)
+class Status:
+    """A data set, the folder where it is or should be, its state, and how to get it (empty: it is there).
+
+    `state` is "complete", "missing", or "incomplete: " and what is wrong.
+    """
+
+    name: str
+    where: Path
+    state: str
+    how: str
+
+
+def status(root: Path | str | None = None) -> list[Status]:
+    """All data sets that have a place of their own, judged by sizes and numbers of files: no image is read."""
+    return [_status(name, data_root(root)) for name, entry in DATASETS.items() if entry.locate is not None]
+
+
+def check_there(names: Iterable[str], root: Path | str | None = None) -> None:
+    """Refuse data sets that cannot be read from there, all in one sentence, without reading an image.
+
+    Some of ImageNet's classes are enough to train on; what comes in archives must be complete.
+    """
+    found = [_status(name, data_root(root)) for name in dict.fromkeys(names) if DATASETS[name].locate is not None]
+    absent = [
+        f"{one.name} is {one.state} ({one.where}; {one.how})"
+        for one in found
+        if one.state == "missing" or (one.how and DATASETS[one.name].archives)
+    ]
+    if absent:
+        raise ValueError(f"not all data are there: {', '.join(absent)}")
+
+
+def _status(name: str, root: Path) -> Status:
+    locate = DATASETS[name].locate
+    assert locate is not None
+    try:
+        return Status(name, locate(root), "complete", "")
+    except Missing as missing:
+        state = f"incomplete: {missing}" if missing.incomplete else "missing"
+        return Status(name, missing.where, state, way_out(name, root, missing))

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metaaugment.lab.data.catalog import find, way_out
-from metaaugment.lab.data.entry import Archive
+from metaaugment.lab.data.entry import Archive, Progress, silent
 from metaaugment.lab.data.layout import Missing, data_root
-from metaaugment.lab.data.progress import Progress, silent
 from metaaugment.lab.data.unpack import unpack
 
 # Seconds without a byte after which a server counts as gone.

@@ -4,8 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metaaugment.lab.data.progress import Progress
 from metaaugment.lab.data.splits import Splits
+
+# Told of a long piece of work: what is under way, how much of it is done, and how much there is (None: not known).
+Progress = Callable[[str, int, int | None], None]
+
+
+def silent(what: str, done: int, total: int | None) -> None:
+    """Report no progress."""
 
 
 @dataclass(frozen=True)

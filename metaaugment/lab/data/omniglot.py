@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from metaaugment.lab.data.entry import Archive, Entry, Reduced, black
+from metaaugment.lab.data.entry import Archive, Entry, Progress, Reduced, black
 from metaaugment.lab.data.files import CorruptImage, read_image
 from metaaugment.lab.data.images import Images
 from metaaugment.lab.data.layout import Missing, find_complete, folders
-from metaaugment.lab.data.progress import Progress
 from metaaugment.lab.data.splits import Splits, split
 
 

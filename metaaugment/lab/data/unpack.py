@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
-from metaaugment.lab.data.progress import Progress, silent
+from metaaugment.lab.data.entry import Progress, silent
 
 MAX_ENTRIES = 200_000
 BLOCK = 2**20

@@ -8,11 +8,8 @@ from torch import nn
 
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.adversarial import AdversarialSampler
-from metaaugment.lab.baselines.found import FoundPolicy
-from metaaugment.lab.baselines.rand_augment import RandAugmentSampler
-from metaaugment.lab.baselines.schedule import Schedule, ScheduleSampler
-from metaaugment.lab.baselines.sub_policies import SubPolicies, SubPolicySampler
-from metaaugment.lab.baselines.trivial_augment import TrivialAugmentSampler
+from metaaugment.lab.baselines.found import FoundPolicy, Schedule, ScheduleSampler, SubPolicies, SubPolicySampler
+from metaaugment.lab.baselines.rand_augment import RandAugmentSampler, TrivialAugmentSampler
 from metaaugment.policy import UniformPolicy, build
 from metaaugment.sampler import IdentitySampler, Sampler, SingleSampler, TransformationSampler, UniformSampler
 

@@ -1,16 +1,16 @@
 """A recipe: every number that decides the outcome of a run, as one flat value."""
 
 import os
-import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.methods import METHODS
+from metaaugment.lab.training.json_file import typed
 from metaaugment.lab.words import series
 
 # Fields of earlier versions, with the values that had no effect: runs recorded with these can be continued.
@@ -171,32 +171,7 @@ class Recipe:
         values = {key: value for key, value in values.items() if key not in RETIRED or value != RETIRED[key]}
         if unknown := sorted(values.keys() - known):
             raise ValueError(f"unknown recipe field {unknown[0]!r}; the fields are {', '.join(sorted(known))}")
-        if missing := [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]:
-            raise ValueError(f"the recipe field {missing[0]!r} is missing")
-        check_kinds("recipe", cls, values)
-        paths = {key: Path(values[key]) for key in FILES if values.get(key) is not None}
-        # JSON may have an integer where the field is a float, and torch takes only integers of 64 bits.
-        real = [field.name for field in fields(cls) if field.type in (float, float | None)]
-        floats = {name: float(values[name]) for name in real if isinstance(values.get(name), int)}
-        return cls(**{**values, **paths, **floats})
-
-
-def check_kinds(what: str, cls: type, values: Mapping[str, Any]) -> None:
-    """Refuse JSON values that the fields of a dataclass cannot have."""
-    for field in fields(cls):
-        if field.name in values and not fits(values[field.name], field.type):
-            raise ValueError(f"the {what} field {field.name!r} is {values[field.name]!r}, which is not a valid value")
-
-
-def fits(value: object, kind: Any) -> bool:
-    """Whether a JSON value can be a field of this type."""
-    if get_origin(kind) is Annotated:
-        return fits(value, get_args(kind)[0])
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if get_args(kind):
-        return any(fits(value, one) for one in get_args(kind))
-    if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
-        return False  # JSON has such numbers, but they do not fit into a float
-    json = {Path: str, float: (int, float)}.get(kind, kind)
-    return isinstance(value, json) and (kind is bool or not isinstance(value, bool))
+        try:
+            return typed(cls, values)
+        except ValueError as error:
+            raise ValueError(f"the recipe {error}") from None

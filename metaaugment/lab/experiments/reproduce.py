@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from metaaugment.files.atomic import write_atomically
-from metaaugment.lab.data.presence import check_there
+from metaaugment.lab.data.catalog import check_there
 from metaaugment.lab.experiments import results
 from metaaugment.lab.experiments.jobs import Job, Search, Where, Work
 from metaaugment.lab.experiments.tables import Row

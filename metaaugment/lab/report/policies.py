@@ -10,9 +10,7 @@ from torch import nn
 
 from metaaugment.embedding import K
 from metaaugment.lab.baselines import published
-from metaaugment.lab.baselines.found import FoundPolicy, Function
-from metaaugment.lab.baselines.schedule import COUNTS, Schedule
-from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.baselines.found import COUNTS, FoundPolicy, Function, Schedule, SubPolicies
 from metaaugment.lab.report.operations import MEANING
 from metaaugment.learned.file import FORMAT, policy_name
 from metaaugment.learned.policy import LearnedPolicy

@@ -17,8 +17,7 @@ from metaaugment.lab.baselines.controller import (
     Controller,
     Reinforce,
 )
-from metaaugment.lab.baselines.found import Function
-from metaaugment.lab.baselines.sub_policies import SubPolicies, SubPolicySampler
+from metaaugment.lab.baselines.found import Function, SubPolicies, SubPolicySampler
 from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.experiment import Experiment
 from metaaugment.lab.experiments.flags import refuse

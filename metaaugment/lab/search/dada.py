@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch.optim import Adam, Optimizer
 
-from metaaugment.lab.baselines.found import FoundPolicy
-from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.baselines.found import FoundPolicy, SubPolicies
 from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.experiment import Experiment, clipped
 from metaaugment.lab.experiments.flags import refuse

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from metaaugment.lab.baselines.found import Function
-from metaaugment.lab.baselines.schedule import Schedule, Stage
+from metaaugment.lab.baselines.found import Function, Schedule, Stage
 
 QUANTILE = 0.25  # share of the population that is replaced by better trials
 COPIES = 2  # of each function, each with its own probability and level

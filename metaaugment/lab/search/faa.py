@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING
 
 from metaaugment.files.lock import FileLock
 from metaaugment.lab.baselines import published
-from metaaugment.lab.baselines.found import FoundPolicy, Function
-from metaaugment.lab.baselines.sub_policies import SubPolicies
+from metaaugment.lab.baselines.found import FoundPolicy, Function, SubPolicies
 from metaaugment.lab.data.batches import Reader, on_device
 from metaaugment.lab.experiments.flags import refuse
 from metaaugment.lab.experiments.recipe import Recipe

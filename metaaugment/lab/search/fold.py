@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from metaaugment.lab.baselines.sub_policies import SubPolicies, SubPolicySampler
+from metaaugment.lab.baselines.found import SubPolicies, SubPolicySampler
 from metaaugment.lab.data import DataSet
 from metaaugment.lab.data.augment import Augmentation
 from metaaugment.lab.data.batches import Reader, once

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from metaaugment.lab.baselines.schedule import Schedule
+from metaaugment.lab.baselines.found import Schedule
 from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.flags import one_of, refuse
 from metaaugment.lab.experiments.recipe import Recipe

@@ -15,13 +15,13 @@ from metaaugment.lab.experiments.experiment import data_of
 from metaaugment.lab.experiments.flags import check_agreement, flags
 from metaaugment.lab.experiments.messages import say_data
 from metaaugment.lab.experiments.place import Place, check_threads
-from metaaugment.lab.experiments.recipe import Recipe, check_kinds
+from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.search.systems import SEARCHES, Kind
 from metaaugment.lab.search.trials import Laboratory, check_rows, understood
 from metaaugment.lab.training import folder as run_folder
 from metaaugment.lab.training.folder import POLICY, SEARCH, TRIALS
 from metaaugment.lab.training.interruption import Interrupted, Interruption
-from metaaugment.lab.training.json_file import read_json, write_json
+from metaaugment.lab.training.json_file import read_json, typed, write_json
 from metaaugment.lab.training.launch import launch
 from metaaugment.lab.training.machine import commit, machine, threads
 from metaaugment.lab.training.trainer import check_identity
@@ -159,8 +159,10 @@ def _settings(settings: type, values: Mapping[str, Any]) -> Any:
         raise ValueError(
             f"unknown search field {unknown[0]!r}, as of another version; the fields are {', '.join(sorted(known))}"
         )
-    check_kinds("search", settings, values)
-    return settings(**values)
+    try:
+        return typed(settings, values)
+    except ValueError as error:
+        raise ValueError(f"the search {error}") from None
 
 
 def _check_same(file: Path, record: Mapping[str, Any]) -> None:

@@ -19,10 +19,10 @@ from metaaugment.lab.data.batches import Reader
 from metaaugment.lab.experiments import run
 from metaaugment.lab.experiments.experiment import Experiment, assemble
 from metaaugment.lab.experiments.place import Place
-from metaaugment.lab.experiments.recipe import Recipe, fits
+from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.training.folder import TRIALS
 from metaaugment.lab.training.interruption import Interrupted, Interruption
-from metaaugment.lab.training.json_file import is_number, row_of
+from metaaugment.lab.training.json_file import fits, is_number, row_of
 from metaaugment.lab.training.log import Row
 from metaaugment.lab.training.machine import choose_device
 from metaaugment.lab.training.trainer import Phase, Trainer, Watcher

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from metaaugment.files.atomic import write_atomically
 from metaaugment.files.lock import FileLock
-from metaaugment.lab.baselines.schedule import ScheduleSampler
+from metaaugment.lab.baselines.found import ScheduleSampler
 from metaaugment.lab.experiments.experiment import Experiment
 from metaaugment.lab.search.evolution import Functions, Policy
 from metaaugment.lab.search.trials import Laboratory

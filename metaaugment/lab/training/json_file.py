@@ -86,6 +86,14 @@ def typed(kind: type[T], values: Mapping[str, Any], always: Collection[str] = ()
     return kind(**found)
 
 
+def fits(value: object, kind: Any) -> bool:
+    """Whether a JSON value can be of this type."""
+    with suppress(ValueError):
+        _as(kind, value, "")
+        return True
+    return False
+
+
 def _as(kind: Any, value: Any, name: str) -> Any:
     """A JSON value as a type: one of JSON's, a path, or whatever dictionaries, lists and dataclasses make of these."""
     outer, inner = get_origin(kind) or kind, get_args(kind)
