@@ -1,4 +1,4 @@
-"""Calls of the program: their exit status or, for those that would take too long, what they would do."""
+"""Calls of the program: their exit status, what it says of a mistake or, where it would take long, what it would do."""
 
 from collections.abc import Sequence
 from unittest.mock import MagicMock
@@ -11,6 +11,8 @@ from metaaugment.lab.data import download
 from metaaugment.lab.experiments import export, reproduce, run
 from metaaugment.lab.report import watch
 
+Captured = pytest.CaptureFixture[str]
+
 
 def program(*args: object) -> int:
     """The exit status of a call."""
@@ -19,6 +21,15 @@ def program(*args: object) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     return 0
+
+
+def refused(capsys: Captured, *args: object) -> str:
+    """The one sentence that a mistake gets, or a fault of the machine: at status 2, and without a traceback."""
+    capsys.readouterr()
+    assert program(*args) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("metaaugment: ")
+    return sentence
 
 
 def understood(commands: Sequence[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 import metaaugment as ma
-from metaaugment import OPS
 from metaaugment.__main__ import LABORATORY
 from metaaugment.lab import parsing
 from metaaugment.lab.report import operations
@@ -76,10 +75,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     ("command", "flags"),
     [
         ([], {"ops": "List the image functions", "bench": "Benchmark a part"}),
-        (
-            ["ops"],
-            {"--space": "what a magnitude means", "--size": "Side of the image", "--picture": "Draw each function"},
-        ),
+        (["ops"], {"--space": "what a magnitude means", "--size": "Side of the image", "--picture": "Draw each f"}),
         (["bench", "ops"], {"--seconds": "Seconds for each system", "--device": "cpu or cuda", "--out": "as JSON"}),
         (["bench", "step"], {"--networks": "task networks", "--batch": "Images in a mini-batch"}),
     ],
@@ -101,10 +97,6 @@ def test_the_level_table_of_a_terminal(capsys: pytest.CaptureFixture[str], monke
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_ops_piped_is_plain_names(printed: Said) -> None:
-    assert printed("ops").splitlines() == [op.name for op in OPS]
-
-
 def test_ops_of_a_space_is_its_level_table(printed: Said) -> None:
     lines = printed("ops", "--space", "faa", "--size", "100").splitlines()
     rows = {line.split("\t")[0]: line.split("\t")[1:] for line in lines}
@@ -124,14 +116,12 @@ def test_ops_draws_a_picture(tmp_path: Path, printed: Said) -> None:
     ("args", "sentence"),
     [
         (["ops", "--space", "nope"], "unknown space 'nope'; choose one of metaaugment,"),
+        (["ops", "--policy", "autoaugment-mnist"], "there is no policy autoaugment-mnist; name a file, or one of auto"),
         (["ops", "--size", "0"], "--size is 0; it must be 1 to 16383"),
         (["ops", "--image", "cat.png"], "only used with --picture"),
         (["ops", "--picture", "x.png", "--image", "no-such.png"], "no-such.png: No such file"),
         (["ops", "--picture", "x.png", "--image", __file__], "cannot be read as an image"),
-        (
-            ["ops", "--spaces", "faa"],
-            "ops has no flag '--spaces' (did you mean --space?); choose one of --space, --size",
-        ),
+        (["ops", "--spaces", "faa"], "ops has no flag '--spaces' (did you mean --space?); choose one of --space"),
         (["ops", "--size", "99999999999999999999"], "it must be 1 to 16383"),
         (["ops", "--picture", "noending"], "--picture noending is not a name for a picture"),
         (["ops", "--picture", "."], "is not a name for a picture"),
@@ -143,16 +133,10 @@ def test_ops_draws_a_picture(tmp_path: Path, printed: Said) -> None:
         (["bench", "ops", "--seconds", "-1"], "--seconds is -1"),
         (["reprot"], "unknown command 'reprot' (did you mean report?); choose one of train, recipes,"),
         ([], "no command is named; choose one of train, recipes,"),
-        (
-            ["transfer", "a", "digits", "--policy", "b"],
-            "transfer takes the policy file as its first argument; leave out --policy",
-        ),
+        (["transfer", "a", "digits", "--policy", "b"], "takes the policy file as its first argument; leave out --po"),
+        (["transfer", "a", "digits", "--policy=b"], "takes the policy file as its first argument; leave out --policy"),
         (["transfer", "--epochs", "1", "a", "digits"], "transfer expects FILE and RECIPE first, but got --epochs 1;"),
         (["transfer", "a", "--epochs", "1", "digits"], "transfer expects FILE and RECIPE first, but got a --epochs;"),
-        (
-            ["transfer", "a", "digits", "--policy=b"],
-            "transfer takes the policy file as its first argument; leave out --policy",
-        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -167,22 +151,13 @@ def test_a_users_mistake_is_one_sentence_and_status_2(args: list[str], sentence:
         (["ops", "--size", "x"], "--size is 'x'; it must be a whole number; see metaaugment ops --help"),
         (["ops", "--size"], "--size has no value; it must be a whole number; see metaaugment ops --help"),
         (["ops", "nope"], "ops does not take 'nope'; see metaaugment ops --help"),
-        (
-            ["bench", "nope"],
-            "unknown benchmark 'nope'; choose one of ops, step, transfer; see metaaugment bench --help",
-        ),
-        (
-            ["bench", "step", "--seconds", "soon"],
-            "--seconds is 'soon'; it must be a number; see metaaugment bench step",
-        ),
+        (["bench", "nope"], "unknown benchmark 'nope'; choose one of ops, step, transfer; see metaaugment bench --"),
+        (["bench", "step", "--seconds", "soon"], "--seconds is 'soon'; it must be a number; see metaaugment bench s"),
         (["train"], "no recipe is named; choose one of digits, folder,"),
         (["train", "nope"], "unknown recipe 'nope'; choose one of digits, folder,"),
         (["train", "digit"], "unknown recipe 'digit' (did you mean digits?); choose one of digits, folder,"),
         (["train", "--resume", "runs/x"], "a recipe is expected before --resume; choose one of digits, folder,"),
-        (
-            ["train", "digits", "--epochs", "x"],
-            "--epochs is 'x'; it must be a whole number; see metaaugment train digits",
-        ),
+        (["train", "digits", "--epochs", "x"], "--epochs is 'x'; it must be a whole number; see metaaugment train"),
         (["train", "digits", "--epochs=1.5"], "--epochs is '1.5'; it must be a whole number"),
         (["train", "digits", "--size", "x"], "--size is 'x'; it must be a whole number or None"),
         (["train", "digits", "--lr", "fast"], "--lr is 'fast'; it must be a number"),
@@ -191,10 +166,7 @@ def test_a_users_mistake_is_one_sentence_and_status_2(args: list[str], sentence:
         (["train", "digits", "--label_smothing", "3"], "(did you mean --label-smoothing?); choose one of --dataset,"),
         (["train", "digits", "--flip=1"], "--flip is a switch and takes no value, but got '1'"),
         (["train", "digits", "--no-flop"], "train digits has no flag '--no-flop' (did you mean --no-flip?)"),
-        (
-            ["train", "digits", "--precision", "flaot32"],
-            "'flaot32' (did you mean float32?); choose one of bf16, float32, float64, None; see metaaugment train",
-        ),
+        (["train", "digits", "--precision", "flaot32"], "'flaot32' (did you mean float32?); choose one of bf16, fl"),
         (["train", "digits", "folder"], "train digits does not take 'folder'; see metaaugment train digits --help"),
         (["search"], "no system is named; choose one of faa, pba, dada, autoaugment; see metaaugment search --help"),
         (["search", "faa"], "no recipe is named; choose one of digits, folder,"),

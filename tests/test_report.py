@@ -4,7 +4,9 @@ import json
 import math
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,21 @@ def write_run(folder: Path, rows: Rows | int = 4, finished: bool = True, result:
 def said(run: Path) -> str:
     """All warnings on a run."""
     return " ".join(concerns.concerns(runs.read(run)))
+
+
+@pytest.fixture
+def warned(tmp_path: Path) -> Callable[..., str]:
+    """All warnings on a run, by its name, in whose epochs a figure takes a course."""
+
+    def of(name: str, course: list[float], figure: str = "effective_samples", **recipe: Any) -> str:
+        rows = [row(epoch, **{figure: value}) for epoch, value in enumerate(course, 1)]
+        return said(write_run(tmp_path / name, rows, **recipe))
+
+    return of
+
+
+def groups(folder: Path) -> list[comparison.Group]:
+    return comparison.groups(runs.find([folder])[0])
 
 
 def seen_of(weight: list[float], first: list[int], magnitude: list[float], label: list[int]) -> Seen:
@@ -200,7 +217,7 @@ def test_seeds_are_mean_and_deviation(tmp_path: Path) -> None:
     for seed, accuracy in enumerate((0.90, 0.94)):
         write_run(tmp_path / str(seed), seed=seed, result={"test_accuracy": accuracy})
     write_run(tmp_path / "other", policy_lr=0.5)
-    lines = comparison.table(comparison.groups(runs.find([tmp_path])[0]))
+    lines = comparison.table(groups(tmp_path))
     assert [(line.label, line.accuracy, line.seeds) for line in lines] == [
         ("digits · metaaugment", "92.00 ± 2.83", "2"),
         ("digits · metaaugment · policy lr 0.5", "90.00", "1"),
@@ -239,13 +256,13 @@ def test_recipes_from_before_a_field_was_added_are_the_same(tmp_path: Path) -> N
     old = json.loads((tmp_path / "0" / "recipe.json").read_text())
     del old["learn_alpha"]
     (tmp_path / "0" / "recipe.json").write_text(json.dumps(old))
-    assert [len(group.runs) for group in comparison.groups(runs.find([tmp_path])[0])] == [2]
+    assert [len(group.runs) for group in groups(tmp_path)] == [2]
 
 
 def test_runs_on_other_images_are_no_seeds_of_each_other(tmp_path: Path) -> None:
     for seed, fingerprint in enumerate(("abc", "xyz")):
         write_run(tmp_path / str(seed), seed=seed, dataset="folder", result={"data": {"fingerprint": fingerprint}})
-    labels = [group.label for group in comparison.groups(runs.find([tmp_path])[0])]
+    labels = [group.label for group in groups(tmp_path)]
     assert labels == ["digits · metaaugment · data abc", "digits · metaaugment · data xyz"]
 
 
@@ -255,7 +272,7 @@ def test_cost_is_against_plain_training_of_the_same_work(tmp_path: Path) -> None
     write_run(tmp_path / "larger", [row(1, seconds=5.0)], method="baseline", epochs=3, batch=100)
     other = {"data": {"fingerprint": "xyz"}}
     write_run(tmp_path / "other", [row(1, seconds=5.0)], method="baseline", epochs=3, split_seed=1, result=other)
-    lines = comparison.table(comparison.groups(runs.find([tmp_path])[0]))
+    lines = comparison.table(groups(tmp_path))
     assert {line.label: line.cost for line in lines}["digits · metaaugment"] == "1.50 ×"
 
 
@@ -268,7 +285,7 @@ def test_cost_is_against_plain_training_of_the_same_work(tmp_path: Path) -> None
 def test_a_cost_without_its_measure_is_a_dash_with_a_reason(other: Any, reason: str, tmp_path: Path) -> None:
     write_run(tmp_path / "policy")
     write_run(tmp_path / "other", **other)
-    line = next(line for line in comparison.table(comparison.groups(runs.find([tmp_path])[0])) if "meta" in line.label)
+    line = next(line for line in comparison.table(groups(tmp_path)) if "meta" in line.label)
     assert line.cost == "–"
     assert reason in line.why
 
@@ -300,7 +317,7 @@ def test_labels_say_which_policy_a_run_is_under_and_where_held_back_images_are_f
     write_run(tmp_path / "a", method="baseline", held_back=0.2)
     write_run(tmp_path / "b", method="randaugment", held_back=0.2, held_back_from="training")
     write_run(tmp_path / "c", policy="mine.safetensors", held_back=0.2)
-    labels = [group.label for group in comparison.groups(runs.find([tmp_path])[0])]
+    labels = [group.label for group in groups(tmp_path)]
     assert labels[1:] == [
         "digits · randaugment · held back from training",
         "digits · metaaugment · policy mine.safetensors",
@@ -316,7 +333,7 @@ def test_labels_leave_out_what_the_recipe_has_itself(tmp_path: Path) -> None:
     }  # fmt: skip
     for name, changes in variants.items():
         write_run(tmp_path / name, **{"dataset": changes.get("name", "digits"), "epochs": 4, **changes})
-    labels = [group.label for group in comparison.groups(runs.find([tmp_path])[0])]
+    labels = [group.label for group in groups(tmp_path)]
     assert labels == [
         "digits · metaaugment",
         "digits · metaaugment · no lagged · held back 0.5",
@@ -333,7 +350,9 @@ def test_data_sets_stand_apart_whatever_their_settings(tmp_path: Path) -> None:
     write_run(tmp_path / "two", name="omniglot", dataset="omniglot", result={"data": {"fingerprint": "xyz"}})
     report = Report.of([tmp_path])
     assert [group.label for group in report.groups] == ["digits · metaaugment", "omniglot · metaaugment"]
-    assert "These runs were not trained" not in report.html()
+    html = report.html()
+    assert "These runs were not trained" not in html
+    assert "The runs are of different data sets (digits, omniglot)" in " ".join(html.split())
 
 
 def test_likeness_by_hand() -> None:
@@ -352,7 +371,7 @@ def test_two_networks_are_compared_beside_two_seeds_of_one(tmp_path: Path) -> No
     for seed in range(2):
         write_run(tmp_path / f"a{seed}", [row(1, probabilities=(p / p.sum()).tolist())], seed=seed)
     write_run(tmp_path / "b", [row(1, probabilities=(p.T / p.sum()).tolist())], network="wrn-40-2")
-    small, both = comparison.alike(comparison.groups(runs.find([tmp_path])[0]))
+    small, both = comparison.alike(groups(tmp_path))
     assert (small.other, small.pairs, small.correlation) == ("its other seeds", 1, pytest.approx(1))
     assert ("wrn-40-2" in both.other, both.pairs) == (True, 2)
     assert both.correlation == pytest.approx(np.corrcoef(p.flatten(), p.T.flatten())[0, 1])
@@ -464,7 +483,7 @@ def test_the_highest_alpha_is_below_the_edge_of_its_panel(tmp_path: Path) -> Non
 def test_curves_say_their_course(tmp_path: Path) -> None:
     losses = [2.0, 0.25, None, 0.5]
     write_run(tmp_path / "run", [row(epoch, val_loss=loss) for epoch, loss in enumerate(losses, 1)])
-    group = comparison.groups(runs.find([tmp_path])[0])
+    group = groups(tmp_path)
     picture = curves.over_epochs(group, "val_loss")
     assert "goes from 2 in epoch 1 to 0.5 in epoch 4, lowest 0.25 in epoch 2" in picture.words
     assert isinstance(picture.figure, Figure)
@@ -530,10 +549,6 @@ def test_a_diagnosis_is_drawn_so_that_nothing_overlaps() -> None:
 # -- warnings ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_healthy_run_has_no_warning(tmp_path: Path) -> None:
-    assert said(write_run(tmp_path / "run", 20)) == ""
-
-
 NEVER = "Policy idle: it was never updated, so its weights are those it began with"
 
 
@@ -556,6 +571,7 @@ def test_warnings(figures: Any, recipe: Any, warning: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("figures", "recipe"), [
+    ({}, {}),
     ({"alpha": 0.1}, {"learn_alpha": False}),  # fixed on purpose
     ({"alpha": 0.001}, {"real_alpha": True}),  # as the learning rate is at the end
     ({"alpha": 0.1}, {"policy": "learned.safetensors"}),  # under a policy that was learned before
@@ -567,37 +583,28 @@ def test_what_is_no_reason_to_worry(figures: Any, recipe: Any, tmp_path: Path) -
     assert said(write_run(tmp_path / "run", [row(epoch, **figures) for epoch in range(1, 21)], **recipe)) == ""
 
 
-def test_alpha_is_said_to_be_near_zero_only_long_before_the_end(tmp_path: Path) -> None:
+def test_alpha_is_said_to_be_near_zero_only_long_before_the_end(warned: Callable[..., str]) -> None:
     """Where it is usual it was warned of, and where it is a fault nothing said since when."""
-
-    def warned(name: str, alpha: list[float], **more: Any) -> str:
-        return said(write_run(tmp_path / name, [row(e, alpha=value) for e, value in enumerate(alpha, 1)], **more))
-
-    rising = [0.1 + 0.01 * e for e in range(6)]
-    early = warned("early", rising + [0.0015] * 24)
+    of_alpha, rising = partial(warned, figure="alpha"), [0.1 + 0.01 * e for e in range(6)]
+    early = of_alpha("early", rising + [0.0015] * 24)
     assert early.startswith("α near zero: since epoch 7 of 30 it has been below 0.005, and the policy")
     assert "--policy-clip, or a lower --policy-lr, limits them" in early
-    known = warned("known", rising + [0.0] * 24, batch=50, result={"data": {"train": 1049}}, policy_clip=5.0)
+    known = of_alpha("known", rising + [0.0] * 24, batch=50, result={"data": {"train": 1049}}, policy_clip=5.0)
     assert "since epoch 7 of 30 (step 140) it has been" in known, "1,049 images make 20 steps of 50"
     assert "A lower --policy-clip" in known
-    assert warned("comes back for an epoch", rising + [0.0] * 10 + [0.03] + [0.0] * 13).startswith(early[:45])
-    assert warned("in the last third", rising * 3 + [0.05] * 3 + [0.0] * 9) == "", "as on CIFAR"
-    assert warned("before it", rising * 3 + [0.05] + [0.0] * 11).startswith("α near zero: since epoch 20 of 30")
-    assert warned("comes back for good", rising + [0.0] * 18 + rising) == ""
-    assert warned("is falling", [*rising, 0.0], epochs=9, finished=False) == "", "its end is not reached"
+    assert of_alpha("comes back for an epoch", rising + [0.0] * 10 + [0.03] + [0.0] * 13).startswith(early[:45])
+    assert of_alpha("in the last third", rising * 3 + [0.05] * 3 + [0.0] * 9) == "", "as on CIFAR"
+    assert of_alpha("before it", rising * 3 + [0.05] + [0.0] * 11).startswith("α near zero: since epoch 20 of 30")
+    assert of_alpha("comes back for good", rising + [0.0] * 18 + rising) == ""
+    assert of_alpha("is falling", [*rising, 0.0], epochs=9, finished=False) == "", "its end is not reached"
     phases = {"random_epochs": 20, "frozen_epochs": 4}  # so 6 epochs in which it learns
     course = [0.1] * 20 + [0.09] * 4 + [0.0] * 6
-    assert warned("learns late", course, **phases) == ""
-    assert "since epoch 24 of 26" in warned("later", course[:20] + [0.09] * 3 + [0.0] * 7, **phases)
+    assert of_alpha("learns late", course, **phases) == ""
+    assert "since epoch 24 of 26" in of_alpha("later", course[:20] + [0.09] * 3 + [0.0] * 7, **phases)
 
 
-def test_a_policy_that_has_hardly_learned(tmp_path: Path) -> None:
+def test_a_policy_that_has_hardly_learned(warned: Callable[..., str]) -> None:
     """Shares of an untrained policy's weights, 0.96 and 0.99, were no reason for a word."""
-
-    def warned(name: str, shares: list[float], **more: Any) -> str:
-        rows = [row(epoch, effective_samples=share) for epoch, share in enumerate(shares, 1)]
-        return said(write_run(tmp_path / name, rows, **more))
-
     for share in (0.99, 0.96):
         assert warned(f"{share}", [share] * 20).startswith(
             "Policy hardly learned: its weights are spread as in its first epoch (the effective share of a mini-batch "
@@ -623,27 +630,18 @@ def test_one_cause_has_one_warning(tmp_path: Path) -> None:
         assert [sentence.split(":")[0] for sentence in concerns.concerns(run)] == [cause]
 
 
-def test_phases_on_purpose_are_not_warned_of(tmp_path: Path) -> None:
-    """ImageNet's: equal weights at first, and a frozen policy at last."""
+def test_phases_on_purpose_are_not_warned_of_and_a_transfer_has_none(tmp_path: Path) -> None:
+    """ImageNet's: equal weights at first, and a frozen policy at last; under a policy file all epochs count."""
     rows = [row(e, effective_samples=1.0, alpha=0.1) if e not in (5, 6, 7) else row(e) for e in range(1, 13)]
-    assert said(write_run(tmp_path / "run", rows, random_epochs=4, frozen_epochs=5)) == ""
-
-
-def test_a_transfer_has_no_phases(tmp_path: Path) -> None:
-    """The recipe of ImageNet has them also under a policy file, where all of its epochs count."""
+    assert said(write_run(tmp_path / "phases", rows, random_epochs=4, frozen_epochs=5)) == ""
     rows = [row(e, effective_samples=0.2) for e in range(1, 31)]
     run = write_run(tmp_path / "run", rows, random_epochs=40, frozen_epochs=40, policy="p.safetensors")
     assert said(run).startswith("Weights collapsed: 20% of a mini-batch")
 
 
-def test_policy_saturated(tmp_path: Path) -> None:
+def test_policy_saturated(warned: Callable[..., str]) -> None:
     """The course of a run on Omniglot with four copies; once it lasts, it is not said to be idle as well."""
     course = [0.95] * 8 + [0.85, 0.7, 0.65, 0.6, 0.58, 0.34, 0.965] + [0.999] * 5
-
-    def warned(name: str, shares: list[float], **recipe: Any) -> str:
-        rows = [row(epoch, effective_samples=share) for epoch, share in enumerate(shares, 1)]
-        return said(write_run(tmp_path / name, rows, **recipe))
-
     assert warned("run", course).startswith("Policy saturated: 60% of a mini-batch effectively trained the network")
     assert "around epoch 12, and all weights are equal now" in warned("again", course)
     longer = warned("longer", course + [0.9995] * 40)
@@ -653,13 +651,11 @@ def test_policy_saturated(tmp_path: Path) -> None:
     assert warned("under", course, policy="learned.safetensors") == "", "what does not learn"
 
 
-def test_validation_overfitted(tmp_path: Path) -> None:
-    up = [row(e, val_loss=0.3 if 8 <= e <= 13 else 0.6) for e in range(1, 21)]
-    assert "was 0.3 around epoch 8, and is 0.6 now" in said(write_run(tmp_path / "up", up))
-    tiny = [row(e, val_loss=0.004 if e < 10 else 0.008) for e in range(1, 21)]
-    assert said(write_run(tmp_path / "tiny", tiny)) == "", "twice next to nothing"
-    spike = [row(e, val_loss=5.0 if e == 20 else 0.5) for e in range(1, 21)]
-    assert said(write_run(tmp_path / "spike", spike)) == "", "one bad epoch"
+def test_validation_overfitted(warned: Callable[..., str], tmp_path: Path) -> None:
+    up = warned("up", [0.6] * 7 + [0.3] * 6 + [0.6] * 7, "val_loss")
+    assert "was 0.3 around epoch 8, and is 0.6 now" in up
+    assert warned("tiny", [0.004] * 9 + [0.008] * 11, "val_loss") == "", "twice next to nothing"
+    assert warned("spike", [0.5] * 19 + [5.0], "val_loss") == "", "one bad epoch"
     # 3 standard errors of 0.9 on 100 and 600 images are 9.7 points.
     assert said(write_run(tmp_path / "chance", 20, result={"val_accuracy": 0.99})) == ""
     assert "the test accuracy is 10.0% below" in said(write_run(tmp_path / "gap", 20, result={"val_accuracy": 1.0}))
