@@ -232,15 +232,9 @@ class Learner:
     def look_ahead(self, seen: Observation, images: Tensor, labels: Tensor) -> Ahead:
         """Eq. 2: the gradient g of the weighted training loss, and the validation gradient at ŵ = w − α g."""
         refuse_reentrant(seen.losses)
+        w, v = list(self.w.values()), partial(self.passes.validation_gradient, images, labels, seen.replay)
         with checks.spent_graphs_named():
-            return look_ahead(
-                seen.weights,
-                seen.losses,
-                list(self.w.values()),
-                self.alpha,
-                lambda: self.passes.validation_gradient(images, labels, seen.replay),
-                retain_graph=not self.lagged,
-            )
+            return look_ahead(seen.weights, seen.losses, w, self.alpha, v, retain_graph=not self.lagged)
 
     def weighted_loss(self, seen: Observation) -> Tensor:
         """Eq. 4: Σ V_i L_i with the weights of the policy as it is now; its backward pass trains the task network.
