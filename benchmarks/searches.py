@@ -36,10 +36,9 @@ from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.search import auto_augment, dada, faa, pba
-from metaaugment.lab.search.evolution import MAX_LEVEL, MAX_TENTHS
+from metaaugment.lab.search.population import MAX_LEVEL, MAX_TENTHS
 from metaaugment.lab.search.relaxed import FUNCTIONS as DADA_FUNCTIONS
-from metaaugment.lab.search.run import search
-from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.run import SEARCHES, search
 from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.seeds import derived_seed
 from metaaugment.lab.training.evaluation import evaluate

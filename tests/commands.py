@@ -9,7 +9,7 @@ import metaaugment.lab.search.run as searching
 from metaaugment.lab import cli
 from metaaugment.lab.data import download
 from metaaugment.lab.experiments import export, reproduce, run
-from metaaugment.lab.report import watch
+from metaaugment.lab.report import page
 
 Captured = pytest.CaptureFixture[str]
 
@@ -42,7 +42,7 @@ def understood(commands: Sequence[Sequence[str]], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(download, "get", lambda name, *more: asked.append(name))
     monkeypatch.setattr(export, "learned_policy", lambda folder: MagicMock(save=lambda *_: asked.append("export")))
     monkeypatch.setattr(export, "save_network", lambda *_: asked.append("network"))
-    monkeypatch.setattr(watch, "watch", lambda runs, write: asked.append("watch"))
+    monkeypatch.setattr(page, "watch", lambda runs, write: asked.append("watch"))
     for command in commands:
         assert command[0] == "metaaugment"
         cli.main(command[1:])

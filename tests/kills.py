@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 # What the children need is imported here, once.
-import metaaugment.lab.search.systems  # noqa: F401
+import metaaugment.lab.search.run  # noqa: F401
 from metaaugment import LearnedPolicy
 from metaaugment.files import sealed
 from metaaugment.lab import cli

@@ -40,7 +40,7 @@ from metaaugment.lab.experiments.tables import folder_name
 from metaaugment.lab.report import diagnosis as diagnosed
 from metaaugment.lab.report import operations, page, preferences
 from metaaugment.lab.report.policies import learned_in_words
-from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.run import SEARCHES
 from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.training.json_file import read_json
 from metaaugment.lab.training.trainer import Trainer, check_identity

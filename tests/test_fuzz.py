@@ -26,8 +26,8 @@ import metaaugment.lab.search.run as searching
 from metaaugment.files.sealed import Damaged, load
 from metaaugment.lab.baselines import published
 from metaaugment.lab.data import CorruptImage, omniglot, pickles
+from metaaugment.lab.data.entry import Missing
 from metaaugment.lab.data.files import MOST_PIXELS, read_image
-from metaaugment.lab.data.layout import Missing
 from metaaugment.lab.data.unpack import unpack
 from metaaugment.lab.experiments import results, validity
 from metaaugment.lab.experiments.diagnosis import INPUTS, Correlation, Diagnosis
@@ -37,7 +37,7 @@ from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.experiments.tables import folder_name
 from metaaugment.lab.report import operations, seen
-from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.run import SEARCHES
 from metaaugment.lab.search.trials import TRIALS, Laboratory
 from metaaugment.lab.training.json_file import read_json
 from metaaugment.learned.policy import LearnedPolicy

@@ -15,7 +15,7 @@ from metaaugment.lab.experiments.methods import LEARNING, METHODS
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
-from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.run import SEARCHES
 
 PACKAGE = Path(__file__).parent.parent / "metaaugment"
 

@@ -21,8 +21,7 @@ from PIL import Image
 from metaaugment.files import sealed
 from metaaugment.lab import cli
 from metaaugment.lab.experiments.diagnosis import INPUTS, Correlation, Diagnosis
-from metaaugment.lab.report.page import Report, data_address
-from metaaugment.lab.report.watch import state, watch
+from metaaugment.lab.report.page import Report, data_address, state, watch
 
 from commands import program
 

@@ -30,8 +30,7 @@ from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.experiments.run import train
 from metaaugment.lab.search import faa, pba
 from metaaugment.lab.search.crew import Crew
-from metaaugment.lab.search.run import search
-from metaaugment.lab.search.systems import SEARCHES, Kind
+from metaaugment.lab.search.run import SEARCHES, Kind, search
 from metaaugment.lab.search.trials import TRIALS, Laboratory
 from metaaugment.lab.training.interruption import Interrupted
 

@@ -18,8 +18,7 @@ from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.experiments.run import train
 from metaaugment.lab.search.auto_augment import Settings, policy, trial
-from metaaugment.lab.search.run import search
-from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.run import SEARCHES, search
 from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.seeds import CHILD, derived_seed
 from metaaugment.lab.training.interruption import Interrupted

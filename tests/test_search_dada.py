@@ -34,8 +34,7 @@ from metaaugment.lab.search.relaxed import (
     gumbel_given,
     logistic_given,
 )
-from metaaugment.lab.search.run import search
-from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.run import SEARCHES, search
 from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.lab.training.trainer import Trainer
 from metaaugment.observation import Observation

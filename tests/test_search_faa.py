@@ -33,9 +33,8 @@ from metaaugment.lab.search import faa, studies
 from metaaugment.lab.search.crew import Crew
 from metaaugment.lab.search.faa import Settings, propose
 from metaaugment.lab.search.fold import Fold, divide
-from metaaugment.lab.search.run import search
+from metaaugment.lab.search.run import SEARCHES, search
 from metaaugment.lab.search.studies import JournalLock
-from metaaugment.lab.search.systems import SEARCHES
 from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.ops import PAPER_OPS

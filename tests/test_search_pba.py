@@ -28,11 +28,19 @@ from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.search import pba, population
-from metaaugment.lab.search.evolution import Functions, exploit, explore, intervals
-from metaaugment.lab.search.run import search
-from metaaugment.lab.search.systems import SEARCHES
+from metaaugment.lab.search.population import (
+    Functions,
+    Interval,
+    Workbench,
+    exploit,
+    explore,
+    folder_of,
+    go_on_from,
+    intervals,
+    lineage,
+)
+from metaaugment.lab.search.run import SEARCHES, search
 from metaaugment.lab.search.trials import Laboratory
-from metaaugment.lab.search.workbench import Interval, Workbench, folder_of, go_on_from, lineage
 from metaaugment.lab.training import checkpoint
 from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.lab.training.trainer import Trainer

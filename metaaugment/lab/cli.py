@@ -15,7 +15,7 @@ from metaaugment.lab.program import in_a_sentence, write_any_character
 from metaaugment.lab.training import launch
 
 if TYPE_CHECKING:
-    from metaaugment.lab.search.systems import Kind
+    from metaaugment.lab.search.run import Kind
 
 BENCHES: Mapping[str, Command] = {
     "ops": commands.bench_ops,
@@ -89,7 +89,7 @@ def trainers(args: Sequence[str]) -> Mapping[str, Command]:
 
 
 def systems(args: Sequence[str]) -> Mapping[str, Group]:
-    from metaaugment.lab.search.systems import SEARCHES
+    from metaaugment.lab.search.run import SEARCHES
 
     about = {system: cleandoc(kind.settings.__doc__ or "") for system, kind in SEARCHES.items()}
     return {system: Group("recipe", about[system], partial(searchers, kind, args)) for system, kind in SEARCHES.items()}

@@ -14,11 +14,11 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from metaaugment.distributed import rank
-from metaaugment.lab.experiments.flags import said
+from metaaugment.lab.experiments.flags import refuse, said
 from metaaugment.lab.program import Patient, fetching, on_terminal
 
 if TYPE_CHECKING:
-    from metaaugment.lab.search.systems import Kind
+    from metaaugment.lab.search.run import Kind
     from metaaugment.learned.policy import LearnedPolicy
 
 
@@ -36,8 +36,7 @@ Figures = Annotated[Path | None, option("Also write the figures to FILE, as JSON
 def check_bench(seconds: float, batch: int = 2) -> None:
     if not 0 < seconds <= 3600:
         raise ValueError(f"--seconds is {seconds:g}; it must be above 0 and at most 3600")
-    if batch < 2:
-        raise ValueError(f"--batch is {batch}; it must be at least 2")
+    refuse("batch", batch, batch >= 2, "at least 2")
 
 
 def ops(
@@ -54,8 +53,7 @@ def ops(
     from metaaugment.lab.report import operations
     from metaaugment.transformation import MAX_SIDE
 
-    if not 1 <= size <= MAX_SIDE:
-        raise ValueError(f"--size is {size}; it must be 1 to {MAX_SIDE}")
+    refuse("size", size, 1 <= size <= MAX_SIDE, f"1 to {MAX_SIDE}")
     if image is not None and picture is None:
         raise ValueError(f"--image {image} is only used with --picture FILE; name a file to draw it into")
     if policy is not None:
@@ -201,10 +199,8 @@ def show(
 
     if not images:
         raise ValueError("no image is named; give one or more after the policy file")
-    if not 1 <= copies <= 50:
-        raise ValueError(f"--copies is {copies}; it must be 1 to 50")
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"--seed is {seed}; it must be 0 to {2**63 - 1}")
+    refuse("copies", copies, 1 <= copies <= 50, "1 to 50")
+    refuse("seed", seed, 0 <= seed < 2**63, f"0 to {2**63 - 1}")
     if out is None:
         names = itertools.chain(["grid.png"], (f"grid-{number}.png" for number in itertools.count(2)))
         out = next(path for path in map(Path, names) if not path.exists())
@@ -414,7 +410,6 @@ def report(
 ) -> None:
     """Show what the policies of runs learned: one page that opens anywhere, without a server."""
     from metaaugment.lab.report import page
-    from metaaugment.lab.report.watch import watch as follow
 
     if not runs:
         raise ValueError("no run is named; give the folder of one, such as runs/digits-metaaugment-seed0")
@@ -429,7 +424,7 @@ def report(
 
     if watch:
         print(f"{out} follows {', '.join(map(str, runs))}; Ctrl-C ends it", flush=True)
-        follow(runs, write)
+        page.watch(runs, write)
     else:
         found = page.Report.of(runs)
         if not found.runs:

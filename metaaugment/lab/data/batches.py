@@ -6,7 +6,7 @@ import math
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
@@ -230,15 +230,10 @@ class _Views:
         generator = None
         if self.seed is not None:
             generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch, place))
-        return _or_problem(lambda: (self.split.image(place, generator), int(self.split.labels[place])))
-
-
-def _or_problem(view: Callable[[], tuple[Tensor, int]]) -> View:
-    """The view of a file, or its error as a value: raised in a worker, it would come back wrapped in tracebacks."""
-    try:
-        return view()
-    except (CorruptImage, OSError) as error:
-        return error
+        try:
+            return self.split.image(place, generator), int(self.split.labels[place])
+        except (CorruptImage, OSError) as error:
+            return error  # as a value: raised in a worker, it would come back wrapped in tracebacks
 
 
 def own_part(split: Split) -> Split:

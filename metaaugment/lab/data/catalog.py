@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from metaaugment.lab.data import cifar, digits, folder, omniglot
-from metaaugment.lab.data.data_set import DataSet, Refused
-from metaaugment.lab.data.depth import WrongWhite, find_dim
-from metaaugment.lab.data.entry import Entry, Progress, Request, silent
+from metaaugment.lab.data.data_set import DataSet
+from metaaugment.lab.data.depth import find_dim
+from metaaugment.lab.data.entry import Entry, Missing, Progress, Refused, Request, data_root, silent
 from metaaugment.lab.data.files import AREA_MIN, WHITE, ImageFiles
-from metaaugment.lab.data.layout import Missing, data_root
 from metaaugment.lab.data.splits import Split, split
-from metaaugment.lab.words import command
 
 DATASETS: dict[str, Entry] = {
     "digits": digits.ENTRY,
@@ -70,11 +68,11 @@ def dataset(
         train = fewer(train, len(read.classes), per_class, seed)
         at_most = "" if len(train) == per_class * len(read.classes) else "at most "
         note = f"{note}; {at_most}{per_class} training images of each class kept"
-    parts = train, val, test = [seen(part, area_min, white) for part in (train, read.val, read.test)]
-    try:
-        dim = find_dim([part for part in parts if isinstance(part, ImageFiles)], white)
-    except WrongWhite as error:
-        raise Refused("white", white, str(error)) from None
+    parts = train, val, test = [
+        replace(part, area_min=area_min, white=white) if isinstance(part, ImageFiles) else part
+        for part in (train, read.val, read.test)
+    ]
+    dim = find_dim([part for part in parts if isinstance(part, ImageFiles)], white)
     mean, std = train.statistics()
     # A constant channel becomes zero instead of being divided by zero.
     std = tuple(value or 1.0 for value in std)
@@ -93,13 +91,8 @@ def way_out(name: str, root: Path, missing: Missing) -> str:
     """What to do about data that are missing."""
     if not DATASETS[name].archives:
         return DATASETS[name].how.format(root=shlex.quote(str(root)))
-    how = command("data", "get", name, data=root)
+    how = shlex.join(["metaaugment", "data", "get", name, "--data", str(root)])
     return f"move {missing.where} away and get it again: {how}" if missing.incomplete else f"get it: {how}"
-
-
-def seen(part: Split, area_min: float, white: int) -> Split:
-    """Image files, to be seen this way; images in memory are as they are."""
-    return replace(part, area_min=area_min, white=white) if isinstance(part, ImageFiles) else part
 
 
 def fewer(train: Split, num_classes: int, per_class: int, seed: int) -> Split:

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from metaaugment.lab.data import pickles
-from metaaugment.lab.data.entry import Archive, Entry, Reduced
+from metaaugment.lab.data.entry import Archive, Entry, Missing, Reduced, find_complete
 from metaaugment.lab.data.images import Images
-from metaaugment.lab.data.layout import Missing, find_complete
 from metaaugment.lab.data.splits import Splits, apportion, split
 
 SHAPE = (3, 32, 32)

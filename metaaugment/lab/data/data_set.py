@@ -7,20 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from metaaugment.lab.data.depth import Dim
+from metaaugment.lab.data.entry import Refused
 from metaaugment.lab.data.splits import Split, apportion, portion, split
 
 STAND_IN = "stand in for the test images, which are not looked at"
-
-
-class Refused(ValueError):
-    """A refused argument by its Python name, its value, and what is allowed; a program may name a flag instead."""
-
-    def __init__(self, name: str, value: object, allowed: str) -> None:
-        super().__init__(name, value, allowed)
-        self.name, self.value, self.allowed = name, value, allowed
-
-    def __str__(self) -> str:
-        return f"{self.name} is {self.value}; {self.allowed}"
 
 
 @dataclass(frozen=True, eq=False)

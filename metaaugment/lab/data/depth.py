@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ImageFile
 
+from metaaugment.lab.data.entry import Refused
 from metaaugment.lab.data.files import CHANNELS, WHITE, ImageFiles, is_deep, is_deep_grey, opened
 from metaaugment.lab.words import number_of
 
@@ -24,14 +25,10 @@ class Dim:
     white: int | None = None
 
 
-class WrongWhite(ValueError):
-    """An image with which this value cannot count as white."""
-
-
 def find_dim(parts: Sequence[ImageFiles], white: int) -> Dim | None:
     """What to say if all images of more than 8 bits in a sample are darker than half of white.
 
-    Raises `WrongWhite` if one of them cannot be read with this white. Broken files do not count here.
+    Refuses a white with which one of them cannot be read. Broken files do not count here.
     """
     sample = [part.root / part.names[place] for part in parts for place in _spread(len(part), HEADERS)]
     deep = [file for file in sample if _is_deep(file)]
@@ -45,9 +42,10 @@ def find_dim(parts: Sequence[ImageFiles], white: int) -> Dim | None:
     brightest = max(grey.values(), default=0)
     if white < brightest <= WHITE:
         file = max(grey, key=lambda file: grey[file])
-        raise WrongWhite(f"{file} has a pixel of {brightest}, so it must be at least that")
+        raise Refused("white", white, f"{file} has a pixel of {brightest}, so it must be at least that")
     if color and white != WHITE:
-        raise WrongWhite(f"{next(iter(color))} cannot be read with it: {CHANNELS}, for which it must be {WHITE}")
+        why = f"{next(iter(color))} cannot be read with it: {CHANNELS}, for which it must be {WHITE}"
+        raise Refused("white", white, why)
     if 0 < 2 * brightest < white:
         levels = 256 * brightest // (white + 1) + 1
         return Dim(

@@ -23,22 +23,14 @@ def read(seed: int, size: int) -> Splits:
     pixels, labels = _datasets().load_digits(return_X_y=True)
     # Values are 0 to 16.
     grey = np.floor(pixels.reshape(-1, 8, 8) * (255 / 16) + 0.5).astype(np.uint8)
-    large = np.stack([_enlarge(image, size) for image in grey])
+    enlarged = (Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC) for image in grey)
+    large = np.stack([np.asarray(image) for image in enlarged])
     images = torch.from_numpy(large)[:, None].repeat(1, 3, 1, 1)
     everything = Images(images, torch.from_numpy(labels.astype(np.int64)))
     sizes = everything.labels.bincount().tolist()
-    val, test, train = split(everything.labels, seed, apportion(VAL, sizes), apportion(TEST, sizes))
-    return Splits(
-        everything.take(train),
-        everything.take(val),
-        everything.take(test),
-        tuple("0123456789"),
-        f"1,797 digits of scikit-learn, split by seed {seed}: {len(train):,} / {len(val)} / {len(test)}",
-    )
-
-
-def _enlarge(image: np.ndarray, size: int) -> np.ndarray:
-    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC))
+    parts = val, test, train = split(everything.labels, seed, apportion(VAL, sizes), apportion(TEST, sizes))
+    note = f"1,797 digits of scikit-learn, split by seed {seed}: {len(train):,} / {len(val)} / {len(test)}"
+    return Splits.cut(everything, parts, tuple("0123456789"), note)
 
 
 def locate(root: Path) -> Path:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metaaugment.lab.data.catalog import find, way_out
-from metaaugment.lab.data.entry import Archive, Progress, silent
-from metaaugment.lab.data.layout import Missing, data_root
+from metaaugment.lab.data.entry import Archive, Missing, Progress, data_root, silent
 from metaaugment.lab.data.unpack import unpack
 
 # Seconds without a byte after which a server counts as gone.
@@ -22,10 +21,7 @@ AGAIN = "run the same command again to continue from there"
 
 
 def get(
-    name: str,
-    root: Path | str | None = None,
-    progress: Progress = silent,
-    archives: Sequence[Archive] | None = None,
+    name: str, root: Path | str | None = None, progress: Progress = silent, archives: Sequence[Archive] | None = None
 ) -> str:
     """Fetch a data set into `root`, and say in a sentence where it is. Nothing that is there is overwritten.
 
@@ -135,12 +131,7 @@ def _check_space(folder: Path, needed: int) -> None:
 
 
 def _copy(
-    response: http.client.HTTPResponse,
-    part: Path,
-    start: int,
-    total: int | None,
-    archive: Archive,
-    progress: Progress,
+    response: http.client.HTTPResponse, part: Path, start: int, total: int | None, archive: Archive, progress: Progress
 ) -> int:
     """Write the response to the file from `start` on; returns the length of the file afterwards."""
     name, done = part.name.removesuffix(".part"), start

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from metaaugment.lab.data.entry import Entry, Reduced
+from metaaugment.lab.data.entry import Entry, Missing, Reduced, find_complete, folders, is_folder, is_hidden
 from metaaugment.lab.data.files import ImageFiles
-from metaaugment.lab.data.layout import Missing, find_complete, folders, is_folder, is_hidden
 from metaaugment.lab.data.splits import Splits, split
 from metaaugment.lab.words import number_of, some
 from metaaugment.transformation import MAX_SIDE
@@ -90,16 +89,12 @@ def read_imagenet(root: Path, seed: int, held_out: tuple[float, float], size: in
 def locate_imagenet(root: Path) -> Path:
     """The folder with train and val. Raises `Missing` where there is none."""
 
-    def absent(folder: Path) -> list[Path]:
-        return [folder / name for name in ("train", "val") if not (folder / name).is_dir()]
+    def problems(folder: Path) -> list[str]:
+        return [f"{folder / name} is missing" for name in ("train", "val") if not (folder / name).is_dir()]
 
-    def holds(folder: Path) -> bool:
-        return len(absent(folder)) < 2
-
-    def problems(folder: Path) -> Iterator[str]:
-        return (f"{path} is missing" for path in absent(folder))
-
-    return find_complete(root, ("imagenet",), holds, problems, ("imagenet/train", "train"))
+    return find_complete(
+        root, ("imagenet",), lambda folder: len(problems(folder)) < 2, problems, ("imagenet/train", "train")
+    )
 
 
 def locate_whole_imagenet(root: Path) -> Path:
@@ -173,12 +168,7 @@ def _tree(root: Path, folder: Path) -> Tree:
 
 
 def cut(
-    root: Path,
-    trees: dict[str, Tree],
-    seed: int,
-    held_out: tuple[float, float],
-    size: int,
-    remarks: Iterable[str] = (),
+    root: Path, trees: dict[str, Tree], seed: int, held_out: tuple[float, float], size: int, remarks: Iterable[str] = ()
 ) -> Splits:
     """Three splits: those that have a tree, and the others cut from the training images, a share of each class."""
     train = trees["train"]

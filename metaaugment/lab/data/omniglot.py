@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from metaaugment.lab.data.entry import Archive, Entry, Progress, Reduced, black
+from metaaugment.lab.data.entry import Archive, Entry, Missing, Progress, Reduced, black, find_complete, folders
 from metaaugment.lab.data.files import CorruptImage, read_image
 from metaaugment.lab.data.images import Images
-from metaaugment.lab.data.layout import Missing, find_complete, folders
 from metaaugment.lab.data.splits import Splits, split
 
 
@@ -49,15 +48,12 @@ def read(layout: Layout, root: Path, seed: int, size: int, progress: Progress) -
     labels = torch.arange(len(drawings)).repeat_interleave(layout.drawings)
     # Expanded, not repeated: only what is taken of it has three channels in memory.
     everything = Images(torch.from_numpy(images.reshape(-1, 1, size, size)).expand(-1, 3, -1, -1), labels)
-    val, test, train = split(labels, seed, [layout.val] * len(drawings), [layout.test] * len(drawings))
-    return Splits(
-        everything.take(train),
-        everything.take(val),
-        everything.take(test),
-        tuple(name for _, name, _ in drawings),
+    parts = split(labels, seed, [layout.val] * len(drawings), [layout.test] * len(drawings))
+    note = (
         f"Omniglot: of each character's {layout.drawings} drawings {layout.val} for validation and {layout.test} for "
-        f"the test, by seed {seed}",
+        f"the test, by seed {seed}"
     )
+    return Splits.cut(everything, parts, tuple(name for _, name, _ in drawings), note)
 
 
 def locate(layout: Layout, root: Path) -> Path:
@@ -74,12 +70,9 @@ def characters(part: Path) -> Iterator[tuple[str, list[str]]]:
     """ALPHABET/characterNN and the names of its drawings, in order."""
     for alphabet in folders(part):
         for character in folders(part / alphabet):
-            files = os.listdir(part / alphabet / character)
-            yield f"{alphabet}/{character}", sorted(file for file in files if _is_drawing(file))
-
-
-def _is_drawing(file: str) -> bool:
-    return file.endswith(".png") and not file.startswith(".")
+            files = sorted(os.listdir(part / alphabet / character))
+            drawings = [file for file in files if file.endswith(".png") and not file.startswith(".")]
+            yield f"{alphabet}/{character}", drawings
 
 
 def _problems(layout: Layout, folder: Path) -> Iterator[str]:

@@ -23,6 +23,12 @@ class Splits(NamedTuple):
     classes: tuple[str, ...]
     note: str
 
+    @classmethod
+    def cut(cls, images: Images, parts: Sequence[Tensor], classes: tuple[str, ...], note: str) -> "Splits":
+        """Of one set of images; `parts`: the indices of validation, test and training images."""
+        val, test, train = map(images.take, parts)
+        return cls(train, val, test, classes, note)
+
 
 def split(labels: Int64[Tensor, " n"], seed: int, *parts: Sequence[int]) -> list[Int64[Tensor, " k"]]:
     """Indices of each part, and of the rest: parts[p][c] samples of class c, drawn by the seed, in their old order.

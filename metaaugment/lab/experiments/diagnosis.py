@@ -24,6 +24,7 @@ from metaaugment.lab.seeds import JUDGES, derived_seed
 from metaaugment.lab.training.evaluation import evaluate
 from metaaugment.lab.training.json_file import Within, typed
 from metaaugment.lab.training.machine import threads
+from metaaugment.lab.words import series
 from metaaugment.learner import Learner
 from metaaugment.policy import FeaturePolicy, as_policy, innermost
 
@@ -202,8 +203,7 @@ class Diagnosis:
 def _listed(inputs: Sequence[str]) -> str:
     """What a policy sees, in words."""
     names = {"embedding": "transformation", "clues": "loss"}
-    words = [names.get(name, name) for name in inputs]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return series((names.get(name, name) for name in inputs), "and")
 
 
 def _let_it_see(more: str) -> str:

@@ -26,7 +26,7 @@ from metaaugment.lab.baselines.found import FoundPolicy
 from metaaugment.lab.baselines.rand_augment import further
 from metaaugment.lab.data import DATASETS, DataSet, augment, dataset
 from metaaugment.lab.data.batches import Batches, Reader, on_device
-from metaaugment.lab.data.data_set import Refused
+from metaaugment.lab.data.entry import Refused
 from metaaugment.lab.experiments import validity
 from metaaugment.lab.experiments.flags import flag
 from metaaugment.lab.experiments.methods import METHODS, copies

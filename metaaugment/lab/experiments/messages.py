@@ -19,7 +19,7 @@ from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.training import checkpoint
 from metaaugment.lab.training import folder as run_folder
 from metaaugment.lab.training.trainer import Trainer
-from metaaugment.lab.words import duration, number_of
+from metaaugment.lab.words import duration, number_of, series
 
 
 def introduce(experiment: Experiment, trainer: Trainer, out: Path, resumed: bool, console: Console) -> None:
@@ -125,7 +125,7 @@ def fault_in_words(error: Exception, recipe: Recipe, place: Place, out: Path) ->
         words = [f"--batch {recipe.batch}"]
         words += [f"--copies {copies(recipe)}"] * (copies(recipe) > 1)  # the method's, if the recipe sets none
         words += [f"--policy-batch {recipe.policy_batch}"] * recipe.learns
-        full = f"{memory} with {' and '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"
+        full = f"{memory} with {series(words, 'and')}"
         if rank() == 0 and run_folder.give_up(out, run_folder.RECIPE):
             return ValueError(f"{full}; begin again with less: nothing was trained yet")
         return ValueError(

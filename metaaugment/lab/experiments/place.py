@@ -10,7 +10,7 @@ import torch
 
 from metaaugment.files.sealed import Damaged
 from metaaugment.lab.data import DATASETS
-from metaaugment.lab.data.layout import data_root
+from metaaugment.lab.data.entry import data_root
 from metaaugment.lab.experiments.flags import flags, refuse
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.training.folder import PLACE
@@ -49,8 +49,7 @@ class Place:
     """Also write the log for TensorBoard, in the folder of the run."""
 
     def check(self) -> None:
-        if self.workers is not None and not 0 <= self.workers <= MAX_WORKERS:
-            raise ValueError(f"--workers is {self.workers}; it must be 0 to {MAX_WORKERS}")
+        refuse("workers", self.workers, self.workers is None or 0 <= self.workers <= MAX_WORKERS, f"0 to {MAX_WORKERS}")
         check_threads(self.threads)
 
     @property

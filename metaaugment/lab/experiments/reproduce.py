@@ -13,6 +13,7 @@ from rich.console import Console
 from metaaugment.files.atomic import write_atomically
 from metaaugment.lab.data.catalog import check_there
 from metaaugment.lab.experiments import results
+from metaaugment.lab.experiments.flags import refuse
 from metaaugment.lab.experiments.jobs import Job, Search, Where, Work
 from metaaugment.lab.experiments.tables import Row
 from metaaugment.lab.training import folder as run_folder
@@ -235,9 +236,8 @@ class Queue:
 
 def check(seeds: int, budget: str | None, epochs: int | None, at_once: int | None, where: Where, report: Path) -> None:
     """Refuse, before hours of training and not after, what would keep a reproduction or its report from being made."""
-    for name, value in (("--seeds", seeds), ("--epochs", epochs), ("--at-once", at_once)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be a whole number of at least 1")
+    for name, value in {"seeds": seeds, "epochs": epochs, "at_once": at_once}.items():
+        refuse(name, value, value is None or value >= 1, "a whole number of at least 1")
     if budget is not None:
         seconds_of(budget)
     choose_device(where.place.device)

@@ -64,10 +64,8 @@ def policy_idle(run: Run) -> str | None:
 def policy_saturated(run: Run) -> str | None:
     """Weights that had spread are equal now: all outputs of the policy are at one end, where it hardly learns.
 
-    This happened on Omniglot with four copies: near the end α rose faster and faster, to 0.7, two thirds of the samples
-    lost their weight, the validation accuracy fell by 8 points, and then the policy gave every sample the same weight.
-    On the digits, with a policy that learned 17 times as fast as it should, the effective share fell to 0.63 and ended
-    at 0.98.
+    It happened on Omniglot with four copies (docs/decisions.md), and on the digits with a policy that learned 17 times
+    as fast as it should: the effective share fell to 0.63 and ended at 0.98.
     """
     learning = _learning(run)
     share, epochs = _smooth(run.values("effective_samples")[learning], run.epochs[learning])

@@ -1,9 +1,11 @@
 """The report of runs as one page that needs nothing else: no server, no network, no third-party script."""
 
 import base64
+import contextlib
 import io
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -22,12 +24,18 @@ from metaaugment.lab.report.comparison import Group, alike, groups, repeated, ta
 from metaaugment.lab.report.concerns import concerns
 from metaaugment.lab.report.picture import ABOVE, BELOW, COLORS, Picture, tint
 from metaaugment.lab.report.preferences import by_function, extremes, single
-from metaaugment.lab.report.runs import Run
+from metaaugment.lab.report.runs import Run, run_folders
 from metaaugment.lab.report.seen import Card, Seen
+from metaaugment.lab.training.checkpoint import LOOK
+from metaaugment.lab.training.folder import DIAGNOSIS, RECIPE, RESULT
+from metaaugment.lab.training.interruption import Interrupted, Interruption
+from metaaugment.lab.training.log import LOG
 from metaaugment.lab.words import printable
 
 GENERATOR = "metaaugment report"
 PRECISION = 1000  # p is written in this many parts of the uniform probability
+LOOK_EVERY = 0.5  # seconds between looks at runs that are followed
+REFRESH = 5  # seconds after which a page that follows runs reloads itself
 SMALL = 64  # pixels of a side up to which an image stays lossless; larger photographs are compressed
 
 
@@ -231,3 +239,36 @@ def _cells(relative: np.ndarray, reach: float) -> list[list[tuple[str, str]]]:
         ]
         for row, row_colors in zip(whole, colors, strict=True)
     ]
+
+
+# -- a report that follows its runs: rewritten whenever one of them has progressed, until all have a result ------------
+
+
+def watch(paths: Sequence[Path], write: Callable[[Report, int | None], None]) -> None:
+    """Pass each state of the runs to `write`, with the seconds after which the page reloads, or None with the last.
+
+    Raises `Interrupted` after a signal.
+    """
+    before = None
+    with Interruption() as interruption:
+        while True:
+            now = state(paths)
+            if now != before:
+                report = Report.of(paths)
+                write(report, None if report.finished else REFRESH)
+                if report.finished:
+                    return
+                before = now
+            time.sleep(LOOK_EVERY)
+            if interruption.signum is not None:
+                raise Interrupted(interruption.signum)
+
+
+def state(paths: Sequence[Path]) -> dict[Path, tuple[int, int]]:
+    """Time and size of each file that the page is made from, which change as a run progresses."""
+    found = {}
+    for folder in (folder for path in paths for folder in run_folders(path)):
+        for file in (folder / name for name in (RECIPE, LOG, LOOK, DIAGNOSIS, RESULT)):
+            with contextlib.suppress(OSError):
+                found[file] = ((about := file.stat()).st_mtime_ns, about.st_size)
+    return found

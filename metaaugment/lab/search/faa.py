@@ -5,14 +5,10 @@ augmentation; then TPE looks for policies T that keep D_A where θ expects it: t
 mean cross-entropy over held-out images under transformations of T. Trials train no network. The policy found joins the
 sub-policies of the best policies of all folds.
 
-As in the released code, a fold is one of five stratified shuffles that hold out 40 %, a policy is five sub-policies of
-two functions, TPE works as in HyperOpt (20 random trials first, each number modelled on its own), and of sub-policies
-with the same functions in one policy the first is kept. Each image is drawn five times, and the smallest of its five
-losses counts: with one draw, as in the equation itself, the best policies do next to nothing. (The code computes this
-loss and the accuracy of the best of the five, and ranks by the accuracy, which is coarse on few images.) As in
-MetaAugment's Omniglot experiment, which used that code, the search uses all images that networks train on (there the
-validation images as well), the task network and the 14 functions of MetaAugment; levels are Fast AutoAugment's own, in
-[0, 1].
+As in the released code, TPE works as in HyperOpt (20 random trials first, each number modelled on its own), and of
+sub-policies with the same functions in one policy the first is kept. The functions are the 14 of MetaAugment, as in its
+Omniglot experiment; levels are Fast AutoAugment's own, in [0, 1]. docs/decisions.md says why the smallest loss of five
+draws counts, and which images the search sees.
 
 The recipe's flip, crop and Cutout are not part of T, and D_A is judged without them: θ has been trained with flip and
 crop, so they would only add noise to all policies alike, and Cutout comes after the policy when a network is trained

@@ -54,7 +54,8 @@ class Fold:
         with evaluating(self.network), self.precision():
             for images, labels in once(self.held_out, self.device, self.reader):
                 copies = [images] if policy is None else self._augmented(images, policy, draws, generator)
-                losses = [self._losses(copy, labels) for copy in copies]
+                outputs = (self.network(self.prepare(copy)).float() for copy in copies)
+                losses = [F.cross_entropy(output, labels, reduction="none") for output in outputs]
                 total += torch.stack(losses).amin(0).double().sum()
                 count += len(labels)
         return -float(total) / max(count, 1)
@@ -66,6 +67,3 @@ class Fold:
         sampler = SubPolicySampler(policy)
         for _ in range(draws):
             yield apply(images, sampler.sample(len(images), generator), policy.space, self.data.fill)
-
-    def _losses(self, images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(self.network(self.prepare(images)).float(), labels, reduction="none")

@@ -10,10 +10,8 @@ from metaaugment.lab.data import DATASETS
 from metaaugment.lab.experiments.flags import one_of, refuse
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.search.crew import Alone, Crew
-from metaaugment.lab.search.evolution import Functions, intervals
-from metaaugment.lab.search.population import POPULATION, Population
+from metaaugment.lab.search.population import POPULATION, Functions, Population, Workbench, intervals
 from metaaugment.lab.search.trials import Laboratory, understood
-from metaaugment.lab.search.workbench import Workbench
 from metaaugment.lab.training.json_file import read_json
 from metaaugment.lab.training.log import Row
 from metaaugment.lab.words import number_of

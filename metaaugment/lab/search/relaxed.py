@@ -14,8 +14,7 @@ The estimator is the one that DADA published.
 - Choices: RELAX (Grathwohl et al., 2018), the score-function estimator with a control variate: a network that sees the
   relaxed choices and is trained to lower the variance. It is unbiased. Here one control variate serves the selection of
   a sub-policy and another the application of its functions given the selection, so that sub-policies that were not
-  drawn add no noise. In DADA's released code the control variate does not reach the policy: both ends of the finite
-  difference subtract the same value. Here it approximates the difference itself.
+  drawn add no noise. Each approximates the difference itself (docs/decisions.md).
 - Levels: straight-through. The derivative of each input pixel in the level of an applied function is taken to be one.
 """
 

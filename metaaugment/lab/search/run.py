@@ -1,31 +1,78 @@
-"""A search from beginning to end: its folder, its cost, and the policy file that it ends in."""
+"""The searches there are, and each from beginning to end: its folder, its cost, and the policy file it ends in."""
 
 import shlex
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from metaaugment.lab.baselines import published
+from metaaugment.lab.baselines.found import FoundPolicy
 from metaaugment.lab.data import CorruptImage
 from metaaugment.lab.experiments import validity
 from metaaugment.lab.experiments.experiment import data_of
 from metaaugment.lab.experiments.flags import check_agreement, flags
 from metaaugment.lab.experiments.messages import say_data
+from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place, check_threads
 from metaaugment.lab.experiments.recipe import Recipe
-from metaaugment.lab.search.systems import SEARCHES, Kind
+from metaaugment.lab.search import auto_augment, dada, faa, pba
 from metaaugment.lab.search.trials import Laboratory, check_rows, understood
 from metaaugment.lab.training import folder as run_folder
 from metaaugment.lab.training.folder import POLICY, SEARCH, TRIALS
 from metaaugment.lab.training.interruption import Interrupted, Interruption
 from metaaugment.lab.training.json_file import read_json, typed, write_json
 from metaaugment.lab.training.launch import launch
+from metaaugment.lab.training.log import Row
 from metaaugment.lab.training.machine import commit, machine, threads
 from metaaugment.lab.training.trainer import check_identity
-from metaaugment.lab.words import duration
+from metaaugment.lab.words import duration, number_of
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The search of a compared system.
+
+    `system` is its name. `settings` is a flat dataclass, whose method `check` refuses invalid values. `find` is the
+    search itself; `trial` turns a recipe into the default recipe of a trial. `work` says what the rows of its folder
+    are, `row` what each of them has. `where` names the settings that decide only where trials run. `spread` says how
+    the work is spread if not by Ray.
+    """
+
+    system: str
+    settings: type
+    find: Callable[[Laboratory, Any], FoundPolicy]
+    trial: Callable[[Recipe], Recipe] = lambda recipe: recipe
+    work: Callable[[Sequence[Row]], str] = lambda rows: number_of("trial", len(rows))
+    where: tuple[str, ...] = ()
+    row: Mapping[str, Any] = field(default_factory=dict)
+    spread: str = ""
+
+    def default(self, name: str) -> Recipe:
+        """What the search trains by default, on the data of the recipe of this name and with its network."""
+        return self.trial(replace(RECIPES[name](), method=self.system))
+
+
+SEARCHES: dict[str, Kind] = {
+    kind.system: kind
+    for kind in (
+        Kind(
+            "faa", faa.Settings, faa.find, faa.trial, faa.work, ("processes", "storage"), faa.ROW,
+            "shares its trials among processes with --processes N, and among machines with --storage URL",
+        ),
+        Kind("pba", pba.Settings, pba.find, pba.trial, pba.work, ("processes", "ray_workers", "address"), pba.ROW),
+        Kind(
+            "dada", dada.Settings, dada.find, dada.trial, dada.work, row=dada.ROW,
+            spread="is a single training run, on one device",
+        ),
+        Kind(
+            "autoaugment", auto_augment.Settings, auto_augment.find, auto_augment.trial, row=auto_augment.ROW,
+            spread="trains its networks one after the other, on one device, as each depends on those before it",
+        ),
+    )
+}  # fmt: skip
 
 
 def search(

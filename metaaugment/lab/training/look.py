@@ -44,7 +44,8 @@ class Look:
         With validation images, which are given after the last epoch, look at many samples, and for each one shown find
         the validation image of another class that is most like it."""
         count = 1 if validation is None else self._many(learner.copies)
-        samples = _joined(self._looks(learner, epoch, count))
+        looks = self._looks(learner, epoch, count)
+        samples = {name: torch.cat([look[name] for look in looks]) for name in looks[0]}
         if not samples["weight"].isfinite().all():
             return {"weights": None}
         weights = samples["weight"][: learner.copies * self.batches.batch]  # of a mini-batch
@@ -154,10 +155,6 @@ def _samples(look: Observation, epoch: int, place: Tensor) -> dict[str, Tensor]:
         "loss": look.losses.float(),
     }
     return {name: value.cpu() for name, value in values.items()}
-
-
-def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _small(images: Tensor) -> Tensor:

@@ -19,13 +19,8 @@ class Bar(Watcher):
     """One bar for the whole run, with running loss, last validation accuracy, images per second and the time left."""
 
     def __init__(self, console: Console) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[news]}"),
-            TimeRemainingColumn(),
-        )
-        self.progress = Progress(*columns, console=console)
+        description, news = TextColumn("{task.description}"), TextColumn("{task.fields[news]}")
+        self.progress = Progress(description, BarColumn(), news, TimeRemainingColumn(), console=console)
         self.accuracy = ""
 
     def began(self, trainer: Trainer) -> None:
