@@ -1,9 +1,10 @@
 """Learn, while an image classifier trains, which data augmentation helps which sample."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from metaaugment.waiting import WAITING  # noqa: F401 - before anything imports torch  # isort: skip
-from metaaugment._deprecated import MOVED  # noqa: F401
+from metaaugment._deprecated import MOVED
 from metaaugment.embedding import embed
 from metaaugment.learned.policy import LearnedPolicy
 from metaaugment.learner import Learner
@@ -54,7 +55,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`dataset` belongs to the laboratory: without it, nothing of that is imported."""
+    """`dataset` belongs to the laboratory: without it, nothing of that is imported. Old names of modules warn."""
+    if name in MOVED:
+        return import_module(f"{__name__}.{name}")
     if name != "dataset":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from metaaugment.lab.data import dataset

@@ -140,7 +140,8 @@ def check_repeatable(training: Pass, route: Route) -> bool:
     eager = route is not difference
     with not_compiled() if eager else nullcontext():
         again, logits = training.again(), training.logits.detach()
-    if norm([again - logits]) <= training.precision**0.5 * norm([logits]):  # more is far more than rounding
+    other = norm([again - logits]) > training.precision**0.5 * norm([logits])  # by far more than rounding
+    if not other:  # nor where they are not finite: that is another fault
         return bool(norm([logits]) > 0)
     way = ", or use route='difference': run eagerly, compiled dropout draws other numbers" if eager else ""
     if not eager and any(hasattr(module, "_orig_mod") for module in training.network.modules()):

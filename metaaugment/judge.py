@@ -1,6 +1,7 @@
 """What the policy makes of a mini-batch, through the task network's features or an extractor's of its own."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ class Judge:
     dtype: torch.dtype  # of the policy
     checks: Checks
 
-    @property
+    @cached_property
     def policy(self) -> Policy:
         return as_policy(self.module)
 
@@ -68,7 +69,7 @@ class Judge:
         """Eq. 3, or the policy's own objective for θ: this process's part, given the alignment and ⟨g, v⟩."""
         assert seen.alignment is not None
         part = along if rank() == 0 else 0.0  # every process has the whole of it, and their gradients are summed
-        if not self.policy.has_objective:
+        if not self.policy.has_own("objective"):
             return outer_loss(alpha, seen.weights, seen.alignment, part)
         of_alpha = outer_loss(alpha, seen.weights.detach(), seen.alignment, part)
         return of_alpha + self.policy.objective(seen.outputs, seen.alignment)
@@ -82,7 +83,7 @@ class Judge:
                 raise ValueError(
                     f"the policy gives {tuple(P.shape)} for {len(t)} samples; it must give one number each"
                 )
-            if self.policy.positive:
+            if not self.policy.has_own("normalize"):
                 self.checks.values("outputs", lambda: check_outputs(P))
             return P, self.policy.normalize(P)
 

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -127,6 +126,7 @@ class Learner:
         self.guard = FiniteGuard(self.device)
         self.alpha_watch = AlphaWatch(alpha, self.device)
         self.checks = Checks(self.device)
+        self._judge = Judge(policy, extractor, self.features, self.alpha.dtype, self.checks)
         self.first_pass = FirstPass(network)
         self.states: dict[str, list[torch.Generator]] = {}  # of a step that is being captured; see Replay
         checks.check_parts(self.w, policy, extractor, self.loss, lagged, self.alpha.dtype)
@@ -299,7 +299,7 @@ class Learner:
         self.checks.validation(images, labels)
         return self.passes.validation_gradient(images, labels, Replay(self.device))
 
-    def alignment(self, seen: Observation, v: Sequence[Tensor]) -> Float[Tensor, " n"]:
+    def alignment(self, seen: Observation, v: Sequence[Tensor]) -> Tensor:
         """s = J v: how much the loss of each sample falls with a step along −v."""
         return self.route(self.passes.again(seen), v)
 
@@ -329,17 +329,19 @@ class Learner:
     @property
     def passes(self) -> Passes:
         """Passes of the network as it is now."""
-        one = self.first_pass, self.checks
-        return Passes(self.network, self.w, self.loss, self.prepare, self.part, self.alpha.dtype, *one)
+        of = self.network, self.w, self.loss, self.prepare, self.part, self.alpha.dtype
+        return Passes(*of, self.first_pass, self.checks)
 
     @property
     def judge(self) -> Judge:
         """The policy as it is now, with what it sees through."""
-        return Judge(self.policy, self.extractor, self.features, self.alpha.dtype, self.checks)
+        if (self._judge.module, self._judge.extractor) != (self.policy, self.extractor):
+            self._judge = Judge(self.policy, self.extractor, self.features, self.alpha.dtype, self.checks)
+        return self._judge
 
     def watch_alpha(self) -> None:
         """Warn once if α has been near 0 for long, and the policy learns in proportion to it."""
-        if self.alpha.requires_grad and self.learns and not self.judge.policy.has_objective:
+        if self.alpha.requires_grad and self.learns and not self.judge.policy.has_own("objective"):
             self.alpha_watch.see(self.alpha.detach(), self.steps)
 
     def check_optimizers(self, task: Optimizer, policy: Optimizer | None) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +39,6 @@ class Policy(nn.Module):
     blind = False  # it does not look at transformations, so functions without an embedding may be drawn
     equal = False  # it gives all samples the same output
     kept_elsewhere = False  # a learner does not keep its state
-    positive = True  # whether outputs below 0 are a mistake
 
     def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """The weights V that outputs P become."""
@@ -46,16 +46,23 @@ class Policy(nn.Module):
 
     def objective(self, outputs: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
         """What a subclass learns by instead of Eq. 3: this process's part of a loss."""
-        return outputs.new_zeros(())
+        raise TypeError(f"{type(self).__name__} learns by Eq. 3 and has no objective of its own")
 
-    @property
-    def has_objective(self) -> bool:
-        """Whether it does."""
-        return type(self).objective is not Policy.objective
+    def has_own(self, name: str) -> bool:
+        """Whether it has a `normalize` or an `objective` of its own."""
+        return name in vars(self) or getattr(type(self), name) is not getattr(Policy, name)
 
     def evidence(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """What it is given besides feature and embedding, computed from the network's logits and the labels."""
         return tuple(EVIDENCE[name](logits, labels) for name in self.sees)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in MEMBERS and isinstance(value, nn.Module | Tensor):
+            raise ValueError(f"a layer cannot be called {name!r}, which says something else of a policy; rename it")
+        super().__setattr__(name, value)
+
+
+MEMBERS = ("sees", "blind", "equal", "kept_elsewhere", "normalize", "objective", "has_own", "evidence")
 
 
 class Adapted(Policy):
@@ -68,20 +75,20 @@ class Adapted(Policy):
         self.blind = getattr(module, "blind", False)
         self.equal = getattr(module, "equal", False)
         self.kept_elsewhere = getattr(module, "kept_elsewhere", False)
-        self.positive = not hasattr(module, "normalize")
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.module(*inputs)
 
     def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return getattr(self.module, "normalize", super().normalize)(outputs)
+        return (getattr(self.module, "normalize", None) or super().normalize)(outputs)
 
     def objective(self, outputs: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
-        return getattr(self.module, "objective")(outputs, alignment)  # noqa: B009 - a module's type does not say it
+        return (getattr(self.module, "objective", None) or super().objective)(outputs, alignment)
 
-    @property
-    def has_objective(self) -> bool:
-        return hasattr(self.module, "objective")
+    def has_own(self, name: str) -> bool:
+        # A policy inside, as in torch.compile's wrapper, says so itself.
+        said = getattr(self.module, "has_own", None)
+        return getattr(self.module, name, None) is not None if said is None else said(name)
 
 
 def as_policy(module: nn.Module) -> Policy:
@@ -181,8 +188,22 @@ class Around(Policy):
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
         self.policy = policy
-        inner = as_policy(policy)
-        self.sees, self.blind, self.equal, self.positive = inner.sees, inner.blind, inner.equal, inner.positive
+
+    @property
+    def inner(self) -> Policy:
+        return as_policy(self.policy)
+
+    @property
+    def sees(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.inner.sees
+
+    @property
+    def blind(self) -> bool:  # type: ignore[override]
+        return self.inner.blind
+
+    @property
+    def equal(self) -> bool:  # type: ignore[override]
+        return self.inner.equal
 
     def forward(
         self, features: Float[Tensor, "n d"], embedding: Float[Tensor, "n 28"], *evidence: Tensor
@@ -190,14 +211,14 @@ class Around(Policy):
         return self.policy(features, embedding, *evidence)
 
     def normalize(self, outputs: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return as_policy(self.policy).normalize(outputs)
+        return self.inner.normalize(outputs)
 
     def objective(self, outputs: Float[Tensor, " n"], alignment: Float[Tensor, " n"]) -> Tensor:
-        return as_policy(self.policy).objective(outputs, alignment)
+        return self.inner.objective(outputs, alignment)
 
-    @property
-    def has_objective(self) -> bool:
-        return type(self).objective is not Around.objective or as_policy(self.policy).has_objective
+    def has_own(self, name: str) -> bool:
+        own = name in vars(self) or getattr(type(self), name) is not getattr(Around, name)
+        return own or self.inner.has_own(name)
 
 
 class RejectingPolicy(Around):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from metaaugment.algorithm import probabilities
 from metaaugment.distributed import add_up
@@ -25,6 +25,14 @@ class Sampler(ABC):
 
     probabilities: Any = None  # p_{j,k}, a tensor [K, K], which the log of a run shows and a policy file keeps
     kept_elsewhere = False  # a learner does not keep its state
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = [getattr(cls, name) is not getattr(Sampler, name) for name in ("state_dict", "load_state_dict")]
+        if own[0] != own[1]:
+            raise TypeError(f"{cls.__name__} has one of state_dict and load_state_dict; to go on, a run needs both")
+        if not own[0] and issubclass(cls, nn.Module):
+            raise TypeError(f"{cls.__name__} has the state of a Sampler, which is none; write (nn.Module, Sampler)")
 
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
@@ -46,6 +54,11 @@ class Sampler(ABC):
         """What each process counts on its own until `update`; a checkpoint holds the sum over processes."""
         return ()
 
+    @property
+    def stateful(self) -> bool:
+        """Whether it has a state to keep, though it may be empty yet."""
+        return type(self).state_dict is not Sampler.state_dict
+
     def state_dict(self) -> Mapping[str, Tensor]:
         """What a run needs to continue; nothing, of a sampler that does not learn."""
         return {}
@@ -64,6 +77,10 @@ class Adapted(Sampler):
         self.state_dict = getattr(sampler, "state_dict", super().state_dict)
         self.load_state_dict = getattr(sampler, "load_state_dict", super().load_state_dict)
         self.kept_elsewhere = getattr(sampler, "kept_elsewhere", False)
+
+    @property
+    def stateful(self) -> bool:
+        return hasattr(self.sampler, "state_dict")
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Transformation:
         return self.sampler.sample(n, generator)

@@ -60,7 +60,7 @@ def _kept(learner: "Learner") -> list[str]:
     stateful = {
         "policy": True,
         "extractor": learner.extractor is not None,
-        "sampler": bool(as_sampler(learner.sampler).state_dict()),
+        "sampler": as_sampler(learner.sampler).stateful,
     }
     return [name for name in PARTS if stateful[name] and not _elsewhere(getattr(learner, name))]
 

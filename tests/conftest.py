@@ -6,6 +6,7 @@ Besides the tests this folder holds what they share:
 - `endings`: runs that are killed, and whether two runs come to the same end
 - `images`: images that have tripped an implementation, and Pillow as the judge
 - `small`: small images, networks and learners
+- `searches`: small searches, and whether one that was stopped at a moment ends as it would have
 - `trees`: small data sets on disk, in their official layouts
 - `processes`: processes that work together, and waiting for other processes
 - `users`: which user runs a test

@@ -30,12 +30,11 @@ from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.training import checkpoint, folder, json_file
 from metaaugment.lab.training.trainer import Trainer, Watcher
 
-from commands import program
+from commands import Captured, program, refused
 from endings import Killed, assert_same, assert_same_end, final, rows
 from trees import write_folder
 from users import ordinary_user
 
-Captured = pytest.CaptureFixture[str]
 PACKAGE = Path(__file__).parent.parent / "metaaugment"
 # Three epochs of four steps.
 DIGITS = ("train", "digits", "--size", "16", "--per-class", "20", "--batch", "50", "--epochs", "3", "--every", "2")
@@ -66,16 +65,6 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]],
         monkeypatch.setattr(run, "Lines", lambda console: once)
 
     return arrange
-
-
-def sentence(capsys: Captured, *args: object) -> str:
-    """What the program says as it ends on a fault: one sentence, and no traceback."""
-    capsys.readouterr()
-    assert program(*args) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("metaaugment: ")
-    assert len(said.strip().splitlines()) == 1, said
-    return said
 
 
 def advised(said: str) -> list[str]:
@@ -131,7 +120,7 @@ def test_full_memory_is_one_sentence_and_the_run_goes_on(
     where: str, undisturbed: Path, tmp_path: Path, capsys: Captured, at: Any
 ) -> None:
     at(6, FULL[where])
-    said = sentence(capsys, *DIGITS, "--out", tmp_path / "run")
+    said = refused(capsys, *DIGITS, "--out", tmp_path / "run")
     memory = "the GPU" if "GPU" in where else "this machine"
     assert f"the memory of {memory} is full with --batch 50 and --policy-batch 100; everything up to the last" in said
     assert "or begin another run with less, and another --out" in said
@@ -142,21 +131,21 @@ def test_full_memory_is_one_sentence_and_the_run_goes_on(
 def test_the_settings_that_take_memory_are_those_of_the_run(tmp_path: Path, capsys: Captured, at: Any) -> None:
     at(1, raises(MemoryError()))
     flags = ("--copies", "3", "--out", tmp_path / "run")
-    assert "is full with --batch 50, --copies 3 and --policy-batch 100; " in sentence(capsys, *DIGITS, *flags)
+    assert "is full with --batch 50, --copies 3 and --policy-batch 100; " in refused(capsys, *DIGITS, *flags)
     at(1, raises(MemoryError()))
     flags = ("--method", "baseline", "--out", tmp_path / "run")
-    assert "is full with --batch 50; " in sentence(capsys, *DIGITS, *flags)
+    assert "is full with --batch 50; " in refused(capsys, *DIGITS, *flags)
     at(1, raises(MemoryError()))
     flags = ("--method", "advaa", "--out", tmp_path / "run")  # which draws eight of each image, unasked
-    assert "is full with --batch 50 and --copies 8; " in sentence(capsys, *DIGITS, *flags)
+    assert "is full with --batch 50 and --copies 8; " in refused(capsys, *DIGITS, *flags)
 
 
 def test_full_memory_at_the_first_step_leaves_the_folder_to_a_smaller_run(
     tmp_path: Path, capsys: Captured, at: Any
 ) -> None:
     at(1, raises(MemoryError()))
-    said = sentence(capsys, *DIGITS, "--out", tmp_path / "run")
-    assert said.endswith("begin again with less: nothing was trained yet\n")
+    said = refused(capsys, *DIGITS, "--out", tmp_path / "run")
+    assert said.endswith("begin again with less: nothing was trained yet")
     assert program(*DIGITS, "--batch", "25", "--out", tmp_path / "run") == 0
 
 
@@ -167,9 +156,8 @@ def test_full_memory_elsewhere(
     monkeypatch.setattr(sealed, "load", lambda *_: torch.empty(2**60, dtype=torch.uint8))
     names = {"RUN": undisturbed, "FILE": tmp_path / "policy"}
     monkeypatch.chdir(tmp_path)
-    assert "the memory of this machine is full; free some, or use a machine with more" in sentence(
-        capsys, *(names.get(word, word) for word in command)
-    )
+    said = refused(capsys, *(names.get(word, word) for word in command))
+    assert "the memory of this machine is full; free some, or use a machine with more" in said
     assert not list(tmp_path.iterdir())
 
 
@@ -196,7 +184,7 @@ def test_full_memory_of_a_gpu_in_any_command(
     assert program("export", undisturbed, names["POLICY"]) == 0
     monkeypatch.setattr(torch.nn.Conv2d, "forward", lambda *_: full())
     monkeypatch.setattr(ops, "apply", lambda *_, **__: full())
-    said = sentence(capsys, *(names.get(word, word) for word in command))
+    said = refused(capsys, *(names.get(word, word) for word in command))
     assert said.startswith("metaaugment: the memory of the GPU is full; ")
 
 
@@ -204,7 +192,7 @@ def test_full_memory_in_a_search(tmp_path: Path, capsys: Captured, monkeypatch: 
     """A search that was begun keeps its batch size, so that to continue with a smaller one is no way out."""
     monkeypatch.setattr(Laboratory, "trainer", lambda *_: torch.empty(2**60, dtype=torch.uint8))
     words = ("search", "dada", "digits", "--epochs", "1", "--out", tmp_path / "search")
-    assert "is full; begin again with a smaller --batch, --copies or --policy-batch" in sentence(capsys, *words)
+    assert "is full; begin again with a smaller --batch, --copies or --policy-batch" in refused(capsys, *words)
 
 
 def test_a_fault_of_the_program_stays_one(tmp_path: Path, at: Any) -> None:
@@ -349,7 +337,7 @@ def test_images_that_are_gone_in_mid_run(
     at(6, lambda: images.rename(away))
     try:
         train = ("train", "folder", "--data", images, *FILES, "--workers", workers)
-        said = sentence(capsys, *train, "--out", tmp_path / "run")
+        said = refused(capsys, *train, "--out", tmp_path / "run")
     finally:
         away.rename(images)
     assert re.match(rf"metaaugment: {images}/\w+/\d+.png: No such file or directory; everything up to the ", said)
@@ -359,11 +347,11 @@ def test_images_that_are_gone_in_mid_run(
 
 def test_without_its_images_a_run_does_not_go_on(images: Path, tmp_path: Path, capsys: Captured, at: Any) -> None:
     at(8, raises(MemoryError()))
-    command = advised(sentence(capsys, "train", "folder", "--data", images, *FILES, "--out", tmp_path / "run"))
+    command = advised(refused(capsys, "train", "folder", "--data", images, *FILES, "--out", tmp_path / "run"))
     away = images.with_name("away")
     images.rename(away)
     try:
-        assert str(images) in sentence(capsys, *command)
+        assert str(images) in refused(capsys, *command)
     finally:
         away.rename(images)
 
@@ -377,7 +365,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on(
     with monkeypatch.context() as patch:
         no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         at(6, lambda: patch.setattr(os, "fsync", lambda handle: raises(no_space)()))
-        said = sentence(capsys, *DIGITS, "--out", tmp_path / "run")
+        said = refused(capsys, *DIGITS, "--out", tmp_path / "run")
     kept = "everything up to the last checkpoint is kept; once that is fixed, continue with: "
     assert f"No space left on device; {kept}" in said
     assert not list((tmp_path / "run").glob(".*.part"))
@@ -394,7 +382,7 @@ def test_a_folder_that_cannot_be_written_to(
         tmp_path.chmod(0o555)
     at(6, lambda: [path.chmod(0o555) if path.is_dir() else path.chmod(0o444) for path in (out, *out.iterdir())])
     with ordinary_user():
-        said = sentence(capsys, *DIGITS, "--out", out)
+        said = refused(capsys, *DIGITS, "--out", out)
         assert f"metaaugment: {out}" in said
         assert "Permission denied" in said
         if not early:
@@ -408,9 +396,9 @@ def test_a_folder_that_cannot_be_written_to(
 def test_a_folder_that_is_removed_under_a_run(tmp_path: Path, capsys: Captured, at: Any) -> None:
     """There is nothing left to go on with, and nothing is said of it."""
     at(6, lambda: (tmp_path / "run").rename(tmp_path / "elsewhere"))
-    said = sentence(capsys, *DIGITS, "--out", tmp_path / "run")
+    said = refused(capsys, *DIGITS, "--out", tmp_path / "run")
     assert said.startswith(f"metaaugment: {tmp_path / 'run'}/")
-    assert said.endswith(": No such file or directory\n")
+    assert said.endswith(": No such file or directory")
 
 
 @pytest.mark.parametrize("gone", ["log.jsonl", "look.safetensors", "checkpoint.json", ".lock", "checkpoint-before"])
@@ -418,7 +406,7 @@ def test_files_that_a_run_can_do_without(
     gone: str, undisturbed: Path, tmp_path: Path, capsys: Captured, at: Any
 ) -> None:
     at(10, raises(MemoryError()))
-    command = advised(sentence(capsys, *DIGITS, "--out", tmp_path / "run"))
+    command = advised(refused(capsys, *DIGITS, "--out", tmp_path / "run"))
     for file in (tmp_path / "run").glob(f"{gone}*"):
         file.unlink()
     assert program(*command) == 0
@@ -429,9 +417,9 @@ def test_files_that_a_run_can_do_without(
 
 def test_without_its_recipe_a_folder_is_no_run(tmp_path: Path, capsys: Captured, at: Any) -> None:
     at(10, raises(MemoryError()))
-    command = advised(sentence(capsys, *DIGITS, "--out", tmp_path / "run"))
+    command = advised(refused(capsys, *DIGITS, "--out", tmp_path / "run"))
     (tmp_path / "run" / "recipe.json").unlink()
-    assert "is not a run: it has no recipe.json" in sentence(capsys, *command)
+    assert "is not a run: it has no recipe.json" in refused(capsys, *command)
 
 
 # -- killed between two writes -----------------------------------------------------------------------------------------

@@ -88,6 +88,7 @@ with warnings.catch_warnings(record=True) as told:
     from metaaugment.data.files import read_image
     from metaaugment.training import folder
     from metaaugment import sealed
+    assert ma.frozen.FrozenPolicy
     learner = ma.Learner(ma.network("small-cnn", 10), ma.UniformSampler(), ma.UniformPolicy(), None, None, "forward")
 assert LearnedPolicy is ma.LearnedPolicy
 assert sealed.__name__ == sealed.__spec__.name == "metaaugment.files.sealed"

@@ -35,16 +35,8 @@ TIMES = ("seconds", "images_per_second")
 
 def start(processes: int, *args: object, restarts: int = 0, **options: Any) -> subprocess.Popen[str]:
     """torchrun with so many processes; with one, the program itself."""
-    torchrun = (
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        processes,
-        "--max-restarts",
-        restarts,
-    )
-    command = [sys.executable, *(torchrun if processes > 1 else ()), *args]
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", processes, "--max-restarts", restarts)
+    command = [sys.executable, *(("-m", *torchrun) if processes > 1 else ()), *args]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
     return subprocess.Popen(
         [str(word) for word in command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

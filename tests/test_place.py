@@ -15,20 +15,12 @@ from metaaugment.lab.training import checkpoint
 from metaaugment.lab.training import folder as run_folder
 from metaaugment.learner import Learner
 
-from commands import program
+from commands import Captured, program, refused
 from endings import Stop, assert_same_end
 from trees import use_cifar, write_cifar10, write_folder
 
-Captured = pytest.CaptureFixture[str]
 SMALL = ("--network", "small-cnn", "--size", "8", "--batch", "20", "--epochs", "2", "--every", "2", "--workers", "0")
 IMAGES = {f"{part}/{name}": n for part, n in (("train", 40), ("val", 36), ("test", 5)) for name in ("cat", "dog")}
-
-
-def refused(capsys: Captured, *args: object) -> str:
-    capsys.readouterr()
-    assert program(*args) == 2
-    (sentence,) = capsys.readouterr().err.splitlines()
-    return sentence
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """The policy network and how its outputs become weights."""
 
 import math
+from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import metaaugment as ma
 from metaaugment import (
     CluePolicy,
     FeaturePolicy,
@@ -129,7 +132,7 @@ def test_around_a_policy_all_but_one_thing_stays() -> None:
     assert RejectingPolicy(LabelPolicy(4, num_classes=3)).sees == ("clues", "labels")
     assert both.normalize(outputs).tolist() == [0, 0, 1]
     assert RegressingPolicy(rejecting).normalize(outputs).tolist() == [0, 0, 1]
-    assert not rejecting.has_objective
+    assert not rejecting.has_own("objective")
     assert RejectingPolicy(UniformPolicy()).blind
     assert not both.blind
     assert deepcopy(both).normalize(outputs).tolist() == [0, 0, 1]
@@ -166,3 +169,57 @@ def test_outputs_that_underflow_give_equal_weights(kind: type) -> None:
     outputs = policy(torch.randn(5, 8), torch.randn(5, 28))
     assert (outputs > 0).all()
     torch.testing.assert_close(policy.normalize(outputs), torch.full((5,), 0.2))
+
+
+# -- modules of other classes ------------------------------------------------------------------------------------------
+
+
+class Duck(nn.Module):
+    """As policies were written before there was a class for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
+        return self.layer(features).squeeze(1).exp()
+
+
+class OwnWay(Duck):
+    objective = None
+
+    def normalize(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(0)
+
+
+def gradient_of(policy: nn.Module) -> float:
+    torch.manual_seed(1)
+    images, labels = torch.randint(0, 256, (12, 3, 8, 8), dtype=torch.uint8), torch.randint(0, 3, (12,))
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 4), nn.Tanh(), nn.Linear(4, 3))
+    learner = ma.Learner(network, ma.UniformSampler(), policy, generator=torch.Generator().manual_seed(2))
+    learner.policy_backward(learner.observe(images, labels), images, labels)
+    return sum(p.grad.abs().sum().item() for p in policy.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("make", [Duck, OwnWay, lambda: PolicyNetwork(4), lambda: RejectingPolicy(Duck())])
+def test_a_wrapped_policy_learns_what_the_bare_one_does(make: Callable[[], nn.Module]) -> None:
+    """A compiled one learned nothing, without a word: its wrapper seemed to have an objective of its own."""
+    torch.manual_seed(0)
+    policy = make()
+    bare = gradient_of(deepcopy(policy))
+    assert bare > 0
+    assert gradient_of(torch.compile(deepcopy(policy), backend="eager")) == bare  # type: ignore[arg-type]
+    assert gradient_of(RejectingPolicy(deepcopy(policy))) > 0
+
+
+def test_what_an_instance_or_a_subclass_says_of_itself_counts() -> None:
+    policy = PolicyNetwork(4)
+    assert not policy.has_own("objective")
+    policy.objective = lambda outputs, alignment: outputs.sum()  # type: ignore[method-assign]
+    assert policy.has_own("objective")
+    assert RejectingPolicy(policy).has_own("objective")
+    assert not RejectingPolicy(Duck()).inner.has_own("normalize")
+    assert RejectingPolicy(OwnWay()).has_own("normalize")
+    assert type("Blind", (RejectingPolicy,), {"blind": True})(PolicyNetwork(4)).blind
+    with pytest.raises(ValueError, match="a layer cannot be called 'normalize'"):
+        policy.normalize = nn.Softmax(0)  # type: ignore[assignment]

@@ -23,7 +23,7 @@ from metaaugment.lab import cli
 from metaaugment.lab.experiments.diagnosis import INPUTS, Correlation, Diagnosis
 from metaaugment.lab.report.page import Report, data_address, state, watch
 
-from commands import program
+from commands import program, refused
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -105,13 +105,6 @@ def changed(run: Path) -> Iterator[dict[str, Any]]:
 def relative(run: Path, epoch: int) -> np.ndarray:
     row = json.loads((run / "log.jsonl").read_text().splitlines()[epoch - 1])
     return 196 * np.array(row["probabilities"])
-
-
-def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
-    assert program(*args) == 2
-    sentence = capsys.readouterr().err
-    assert len(sentence.strip().splitlines()) == 1
-    return sentence
 
 
 # -- by a parser ------------------------------------------------------------------------------------------------------
@@ -249,14 +242,6 @@ def test_a_diagnosis_is_drawn_as_large_as_the_curves(folder: Path, tmp_path: Pat
     panels = [width for words, width in widths.items() if re.match("Correlations with|Two draws", words or "")]
     assert panels == [curve, curve]
     assert found.verdict() in "".join(Page(html).text)
-
-
-def test_runs_of_different_data_sets_stand_apart(folder: Path, tmp_path: Path) -> None:
-    copied(folder / "plain", tmp_path / "other", dataset="omniglot")
-    text = " ".join("".join(Page(Report.of([folder, tmp_path]).html()).text).split())
-    assert "The runs are of different data sets (digits, omniglot)" in text
-    assert "Results on digits" in text
-    assert "Results on omniglot" in text
 
 
 @pytest.mark.parametrize("missing", ["recipe.json", "log.jsonl", "look.safetensors", "result.json"])

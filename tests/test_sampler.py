@@ -1,6 +1,7 @@
 """Eq. 5 and the samplers."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -193,3 +194,28 @@ def test_a_function_that_the_sampler_does_not_draw_is_not_recorded_as_another() 
     with pytest.raises(ValueError, match="has no place for function index 14; it draws functions 0 to 13"):
         sampler.record(t, torch.tensor([0.5]))
     assert sampler.present.sum() == 0
+
+
+class Counting(ma.UniformSampler):
+    """Its state is empty until it has recorded."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, torch.Tensor] = {}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return dict(self.counts)
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.counts = dict(state)
+
+
+def test_an_empty_state_is_a_state_and_half_a_pair_is_none() -> None:
+    learners = [ma.Learner(ma.network("small-cnn", 3), Counting(), ma.UniformPolicy()) for _ in range(2)]
+    learners[0].sampler.counts["drawn"] = torch.ones(2)
+    learners[1].load_state_dict(learners[0].state_dict())
+    assert learners[1].sampler.counts["drawn"].tolist() == [1, 1]
+    with pytest.raises(TypeError, match="Half has one of state_dict and load_state_dict"):
+        type("Half", (ma.UniformSampler,), {"state_dict": Counting.state_dict})
+    with pytest.raises(TypeError, match=r"write \(nn.Module, Sampler\)"):
+        type("Shadowed", (ma.Sampler, torch.nn.Module), {})
+    assert type("Module", (torch.nn.Module, ma.UniformSampler), {})().stateful

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from rich.console import Console
 
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.controller import FUNCTIONS
@@ -18,25 +16,19 @@ from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.experiments.run import train
 from metaaugment.lab.search.auto_augment import Settings, policy, trial
-from metaaugment.lab.search.run import SEARCHES, search
 from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.seeds import CHILD, derived_seed
-from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.lab.training.trainer import Trainer
 
-from endings import Killed
-from searches import asked_to_stop, dying, killed, rows
+from searches import QUIET, Moment, asked_to_stop, assert_goes_on, killed, rows, searched
 
-KIND = SEARCHES["autoaugment"]
-QUIET = Console(quiet=True)
 # So few steps that hard policies leave a child behind: there is something to learn, and quickly.
 SMALL = replace(RECIPES["digits"](), method="autoaugment", size=8, per_class=10, batch=10, epochs=3, lr=0.02, seed=2)
 TINY = replace(SMALL, batch=50, epochs=2)
 
 
 def run(recipe: Recipe, out: Path, resume: bool = False, **settings: Any) -> Path:
-    place = Place(resume=out, device="cpu") if resume else Place(out=out, device="cpu")
-    return search(KIND, recipe, Settings(**settings), place, QUIET)
+    return searched(recipe, Settings(**settings), out, resume)
 
 
 def mean(values: list[float]) -> float:
@@ -116,7 +108,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "call", "after", "die"),
+    "moment",
     [
         (Trainer, "_end_epoch", 6, False, killed),  # in the last epoch of the third child
         (Laboratory, "note", 3, False, killed),
@@ -124,29 +116,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (Laboratory, "note", 3, True, asked_to_stop),
     ],
 )
-def test_a_search_that_was_stopped_ends_as_one_that_was_not(
-    owner: Any, name: str, call: int, after: bool, die: Any, whole: Path, monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    out = tmp_path / "search"
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, dying(getattr(owner, name), call, after, die))
-        with pytest.raises((Killed, Interrupted)):
-            run(TINY, out, children=6, controller_lr=0.05)
-    torch.manual_seed(99)  # another process has other numbers of its own
-    children, experiment = [], Laboratory.experiment
-
-    def counting(lab: Laboratory, **changes: Any) -> Any:
-        assert len(list((lab.folder / "children").glob("*"))) <= 1  # those noted are gone
-        children.append(1)
-        return experiment(lab, **changes)
-
-    monkeypatch.setattr(Laboratory, "experiment", counting)
-    noted = len(rows(out))
-    file = run(TINY, out, resume=True)
-    assert len(children) == 6 - noted
-    assert published.find(file) == published.find(whole / "policy.json")
-    assert rows(out) == rows(whole)
+def test_a_search_that_was_stopped_ends_as_one_that_was_not(moment: Moment, whole: Path, tmp_path: Path) -> None:
+    assert_goes_on(moment, TINY, Settings(children=6, controller_lr=0.05), whole, tmp_path / "search")
+    assert not (tmp_path / "search" / "children").exists()
 
 
 def test_rewards_change_what_is_proposed(whole: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """DADA's search: its estimator against brute force, what it leaves alone, what it learns, and going on after a stop."""
 
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical
 from torch.func import functional_call
@@ -21,7 +18,6 @@ from metaaugment.lab.data import dataset
 from metaaugment.lab.experiments import validity
 from metaaugment.lab.experiments.experiment import assemble
 from metaaugment.lab.experiments.paper import RECIPES
-from metaaugment.lab.experiments.place import Place
 from metaaugment.lab.experiments.recipe import Recipe
 from metaaugment.lab.search import dada
 from metaaugment.lab.search.relaxed import (
@@ -34,16 +30,14 @@ from metaaugment.lab.search.relaxed import (
     gumbel_given,
     logistic_given,
 )
-from metaaugment.lab.search.run import SEARCHES, search
-from metaaugment.lab.training.interruption import Interrupted
+from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.training.trainer import Trainer
 from metaaugment.observation import Observation
 from metaaugment.ops import INDEX, OPS
 
-from searches import rows
+import searches
+from searches import QUIET, Moment, asked_to_stop, assert_goes_on, killed, rows
 
-KIND = SEARCHES["dada"]
-QUIET = Console(quiet=True)
 EPOCHS = 10
 FEW = ("Invert", "Rotate", "Brightness")
 
@@ -314,7 +308,7 @@ def recipe() -> Recipe:
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a search that went through at once."""
     out = tmp_path_factory.mktemp("dada") / "search"
-    search(KIND, recipe(), dada.Settings(), Place(out=out, device="cpu"), QUIET)
+    searches.searched(recipe(), dada.Settings(), out)
     return out
 
 
@@ -348,36 +342,16 @@ def test_the_policy_has_the_likeliest_sub_policies() -> None:
     assert [first.probability, second.probability] == policy.probabilities[place].tolist()
 
 
-def test_stopped_and_killed_it_ends_in_the_same_policy(
-    searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "search"
-
-    def at(step: int, happens: object) -> None:
-        def stepped(self: dada.Notes, trainer: Trainer) -> None:
-            if trainer.learner.steps == step:
-                happens()  # type: ignore[operator]
-
-        monkeypatch.setattr(dada.Notes, "stepped", stepped)
-
-    def die() -> None:
-        raise KeyboardInterrupt  # nothing is written any more
-
-    at(10, die)  # in epoch 3
-    with pytest.raises(KeyboardInterrupt):
-        search(KIND, recipe(), dada.Settings(), Place(out=out, device="cpu"), QUIET)
-    assert [trial["trial"] for trial in rows(out)] == [1, 2]
-    # As if it had been killed between the checkpoint and the note.
-    first, _ = (out / "trials.jsonl").read_text().splitlines(keepends=True)
-    (out / "trials.jsonl").write_text(first)
-    at(23, lambda: os.kill(os.getpid(), signal.SIGTERM))  # in epoch 6
-    with pytest.raises(Interrupted):
-        search(KIND, recipe(), dada.Settings(), Place(resume=out, device="cpu"), QUIET)
-    assert [trial["trial"] for trial in rows(out)] == [1, 2, 3, 4, 5]
-    at(-1, die)
-    search(KIND, recipe(), dada.Settings(), Place(resume=out, device="cpu"), QUIET)
-    assert published.find(out / "policy.json") == published.find(searched / "policy.json")
-    assert rows(out) == rows(searched)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        (Trainer, "_add", 10, True, killed),  # in epoch 3
+        (Laboratory, "note", 2, False, killed),  # between the checkpoint and the note
+        (Trainer, "_add", 23, True, asked_to_stop),  # in epoch 6
+    ],
+)
+def test_stopped_anywhere_it_ends_in_the_same_policy(moment: Moment, searched: Path, tmp_path: Path) -> None:
+    assert_goes_on(moment, recipe(), dada.Settings(), searched, tmp_path / "search")
 
 
 # -- what can be set ---------------------------------------------------------------------------------------------------
@@ -386,15 +360,15 @@ def test_stopped_and_killed_it_ends_in_the_same_policy(
 @pytest.mark.filterwarnings("ignore:a gradient is not finite")
 def test_a_network_that_diverged_is_refused(tmp_path: Path) -> None:
     """At once, and also when its search is resumed."""
-    for place in (Place(out=tmp_path / "s", device="cpu"), Place(resume=tmp_path / "s", device="cpu")):
+    for resume in (False, True):
         with pytest.raises(ValueError, match=r"diverged: its validation loss after epoch 1 is .* a smaller --lr$"):
-            search(KIND, replace(recipe(), lr=1e20, clip=None), dada.Settings(), place, QUIET)
+            searches.searched(replace(recipe(), lr=1e20, clip=None), dada.Settings(), tmp_path / "s", resume)
     assert not (tmp_path / "s" / "policy.json").exists()
 
 
 def test_only_adam_learns_the_policy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^--policy-optimizer is 'sgd'; this search learns by adam only$"):
-        search(KIND, replace(recipe(), policy_optimizer="sgd"), dada.Settings(), Place(out=tmp_path / "x"), QUIET)
+        searches.searched(replace(recipe(), policy_optimizer="sgd"), dada.Settings(), tmp_path / "x")
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -407,7 +381,7 @@ def test_every_recipe_has_a_trial_that_can_be_trained(name: str) -> None:
 
 def test_the_gradient_of_the_policy_can_be_clipped() -> None:
     """--policy-clip had no effect, and nobody said so."""
-    recipe = replace(KIND.trial(RECIPES["digits"]()), policy_clip=0.5)
+    recipe = replace(dada.trial(RECIPES["digits"]()), policy_clip=0.5)
     experiment = assemble(recipe, dataset("digits", per_class=10), torch.device("cpu"), QUIET)
     learner, optimizer = dada.relaxed(experiment, dada.Settings())
     learned = list(learner.policy_parameters())

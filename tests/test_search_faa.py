@@ -1,14 +1,15 @@
 """Fast AutoAugment's search: its folds, its objective, what TPE learns, and that nothing ends it before its time."""
 
-import builtins
 import contextlib
 import json
 import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +35,27 @@ from metaaugment.lab.search.crew import Crew
 from metaaugment.lab.search.faa import Settings, propose
 from metaaugment.lab.search.fold import Fold, divide
 from metaaugment.lab.search.run import SEARCHES, search
-from metaaugment.lab.search.studies import JournalLock
 from metaaugment.lab.search.trials import Laboratory
 from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.ops import PAPER_OPS
 
+import searches
 from endings import Killed
 from processes import until
-from searches import dying, rows
+from searches import QUIET, Moment, assert_goes_on, dying, in_order, killed, rows, searched
 
 FAA = SEARCHES["faa"]
 RECIPE = replace(RECIPES["digits"](), method="faa", per_class=10, epochs=4, batch=20)
 SMALL = Settings(folds=2, trials=6, sub_policies=2, best=2, draws=1)
-QUIET = Console(quiet=True)
 
 
 def found(folder: Path, settings: Settings = SMALL, resume: bool = False) -> SubPolicies:
-    place = Place(device="cpu", **{"resume" if resume else "out": folder})
-    policy = published.find(search(FAA, RECIPE, settings, place, QUIET))
+    policy = published.find(searched(RECIPE, settings, folder, resume))
     assert isinstance(policy, SubPolicies)
     return policy
 
 
-def laboratory(folder: Path, data: DataSet | None = None) -> Laboratory:
-    data = data or dataset("digits", per_class=RECIPE.per_class)
-    return Laboratory(RECIPE, Place(device="cpu"), data, folder, QUIET)
-
-
-def in_order(folder: Path) -> list[dict[str, Any]]:
-    return sorted(rows(folder), key=lambda row: row["trial"])
+laboratory = partial(searches.laboratory, recipe=RECIPE)
 
 
 def test_studies_are_found_again_by_another_version(tmp_path: Path) -> None:
@@ -101,11 +94,6 @@ def test_omniglots_fifteen_drawings_are_nine_and_six() -> None:
     trained, judged = divide(labels, 0.4, seed=0)
     assert set(labels[trained].bincount().tolist()) == {9}
     assert set(labels[judged].bincount().tolist()) == {6}
-
-
-def test_a_share_of_no_image_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"--held-out is 0.01, which holds out none of 20 images"):
-        divide(torch.arange(2).repeat(10), 0.01, seed=0)
 
 
 # -- the objective ----------------------------------------------------------------------------------------------------
@@ -196,7 +184,7 @@ def test_solarize_alone_is_planted_as_harmful(name: str) -> None:
 def test_tpe_learns_to_leave_out_the_one_function_that_is_harmful(tmp_path: Path) -> None:
     data, settings = white_images(100), Settings(trials=80, sub_policies=2, draws=1)
     study = optuna.create_study(direction="maximize")
-    faa.search(laboratory(tmp_path, data), settings, planted(data), study)
+    faa.search(laboratory(tmp_path, data=data), settings, planted(data), study)
     policies = [propose(trial, 2) for trial in study.trials]
 
     def use(some: list[SubPolicies]) -> float:
@@ -238,14 +226,12 @@ def test_of_sub_policies_with_the_same_functions_in_a_policy_the_first_is_kept(t
     study = optuna.create_study(direction="maximize")
     two = [("Rotate", 0.5, 0.1), ("Color", 0.5, 0.1)], [("Rotate", 0.6, 0.2), ("Color", 0.6, 0.2)]
     for place, (pairs, value) in enumerate(((two, 1.0), ((two[1], two[0]), 2.0), ((two[0], two[0]), 0.0))):
-        study.enqueue_trial(
-            {
-                f"{kind}-{n}-{which}": number
-                for n, pair in enumerate(pairs)
-                for which, function in zip(("first", "second"), pair, strict=True)
-                for kind, number in zip(("function", "probability", "level"), function, strict=True)
-            }
-        )
+        study.enqueue_trial({
+            f"{kind}-{n}-{which}": number
+            for n, pair in enumerate(pairs)
+            for which, function in zip(("first", "second"), pair, strict=True)
+            for kind, number in zip(("function", "probability", "level"), function, strict=True)
+        })  # fmt: skip
         trial = study.ask()
         trial.set_user_attr("place", place)
         propose(trial, 2)
@@ -266,26 +252,18 @@ def test_a_function_without_a_level_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "calls", "after"),
+    "moment",
     [
-        (Fold, "objective", 5, False),  # a trial is begun, and its policy drawn
-        (Laboratory, "note", 4, False),  # Optuna knows that a trial is finished, the rows do not
-        (Laboratory, "note", 8, True),  # the second fold is trained
-        (optuna.trial.Trial, "set_user_attr", 9, False),  # a trial is begun, and has no place yet
-        (optuna.trial.Trial, "suggest_float", 30, True),  # a policy is drawn by half
-        (faa, "_found", 1, False),  # all trials are finished
+        (Fold, "objective", 5, False, killed),  # a trial is begun, and its policy drawn
+        (Laboratory, "note", 4, False, killed),  # Optuna knows that a trial is finished, the rows do not
+        (Laboratory, "note", 8, True, killed),  # the second fold is trained
+        (optuna.trial.Trial, "set_user_attr", 9, False, killed),  # a trial is begun, and has no place yet
+        (optuna.trial.Trial, "suggest_float", 30, True, killed),  # a policy is drawn by half
+        (faa, "_found", 1, False, killed),  # all trials are finished
     ],
 )
-def test_killed_and_gone_on_with_it_finds_the_same_policy_and_has_the_same_rows(
-    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, calls: int, after: bool
-) -> None:
-    folder = tmp_path / "killed"
-    with monkeypatch.context() as patched:
-        patched.setattr(place, name, dying(getattr(place, name), calls, after))
-        with pytest.raises(Killed):
-            found(folder)
-    assert found(folder, resume=True) == published.find(uninterrupted / "policy.json")
-    assert in_order(folder) == in_order(uninterrupted)
+def test_killed_anywhere_it_finds_the_same_policy(moment: Moment, uninterrupted: Path, tmp_path: Path) -> None:
+    assert_goes_on(moment, RECIPE, SMALL, uninterrupted, tmp_path / "search")
 
 
 def test_at_most_the_trial_in_flight_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,15 +279,6 @@ def test_at_most_the_trial_in_flight_is_repeated(tmp_path: Path, monkeypatch: py
     # Without a policy, three trials, and those again but two that were known.
     assert len(judged) == 1 + 3 + (6 - 2)
     assert len(set(judged)) == 1 + 6
-
-
-def test_a_line_of_the_journal_that_is_torn_goes(tmp_path: Path) -> None:
-    file = tmp_path / "studies.log"
-    for whole in (b"", b'{"one": 1}\n', b'{"one": 1}\n' + b'{"two": 2}\n'):
-        for torn in (b"", b'{"three": '):
-            file.write_bytes(whole + torn)
-            with JournalLock(file):
-                assert file.read_bytes() == whole
 
 
 def test_a_journal_torn_by_a_kill_is_gone_on_with(uninterrupted: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -471,17 +440,8 @@ def test_a_database_that_cannot_be_opened_gives_one_sentence_without_the_passwor
 
 
 def test_without_optuna_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ordinary = builtins.__import__
-
-    def missing(name: str, *args: Any) -> Any:
-        if name == "optuna":
-            raise ImportError(name)
-        return ordinary(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(
-        ValueError, match=r"needs the package optuna; install it with: pip install 'metaaugment\[search\]'"
-    ):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ValueError, match=r"the package optuna; install it with: pip install 'metaaugment\[search\]'"):
         faa.find(laboratory(tmp_path), SMALL)
 
 

@@ -22,7 +22,6 @@ from rich.console import Console
 import metaaugment
 from metaaugment.lab.baselines import published
 from metaaugment.lab.baselines.found import Function, Schedule, Stage
-from metaaugment.lab.data import dataset
 from metaaugment.lab.experiments import run, validity
 from metaaugment.lab.experiments.paper import RECIPES
 from metaaugment.lab.experiments.place import Place
@@ -36,7 +35,6 @@ from metaaugment.lab.search.population import (
     explore,
     folder_of,
     go_on_from,
-    intervals,
     lineage,
 )
 from metaaugment.lab.search.run import SEARCHES, search
@@ -46,12 +44,10 @@ from metaaugment.lab.training.interruption import Interrupted
 from metaaugment.lab.training.trainer import Trainer
 
 import processes
-from endings import Killed
+from endings import same
 from processes import until
-from searches import asked_to_stop, dying, rows
+from searches import QUIET, Moment, asked_to_stop, assert_goes_on, in_order, killed, laboratory, rows, searched
 
-KIND = SEARCHES["pba"]
-QUIET = Console(quiet=True)
 SETTINGS = pba.Settings(trials=4, interval=1)
 TWO = Functions(("Rotate", "Invert"), "autoaugment", "by hand")
 
@@ -61,18 +57,12 @@ def small(**changes: Any) -> Recipe:
     return replace(pba.trial(RECIPES["digits"]()), **{"size": 12, "per_class": 10, "epochs": 4, **changes})
 
 
-def laboratory(folder: Path, recipe: Recipe, device: str = "cpu") -> Laboratory:
-    data = dataset(recipe.dataset, size=recipe.size, per_class=recipe.per_class)
-    folder.mkdir(exist_ok=True)
-    return Laboratory(recipe, Place(device=device), data, folder, QUIET)
-
-
 def begin(out: Path, recipe: Recipe, settings: pba.Settings = SETTINGS) -> Path:
-    return search(KIND, recipe, settings, Place(out=out, device="cpu"), QUIET)
+    return searched(recipe, settings, out)
 
 
-def resume(out: Path, recipe: Recipe, settings: pba.Settings = SETTINGS) -> Path:
-    return search(KIND, recipe, settings, Place(resume=out, device="cpu"), QUIET)
+def resume(out: Path, recipe: Recipe) -> Path:
+    return searched(recipe, SETTINGS, out, resume=True)
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +114,6 @@ def test_a_quarter_of_few_trials_is_one_and_never_itself() -> None:
     assert len(exploit([0.1 * place for place in range(16)], Random(0))) == 4
 
 
-def test_generations_cover_all_epochs() -> None:
-    assert intervals(8, 3) == [range(0, 3), range(3, 6), range(6, 8)]
-    assert intervals(6, 3) == [range(0, 3), range(3, 6)]
-
-
 # -- from a lineage to a schedule ------------------------------------------------------------------------------------
 
 
@@ -136,12 +121,8 @@ def test_a_lineage_becomes_a_schedule() -> None:
     first, second = [0, 0, 0, 0, 0, 0, 0, 0], [3, 9, 0, 1, 10, 0, 7, 2]
     schedule = TWO.schedule([first, first, second])
     none = tuple(Function(name, 0.0, 0) for name in ("Rotate", "Invert", "Rotate", "Invert"))
-    some = (
-        Function("Rotate", 0.3, 9),
-        Function("Invert", 0.0, 1),
-        Function("Rotate", 1.0, 0),
-        Function("Invert", 0.7, 2),
-    )
+    moved = (("Rotate", 0.3, 9), ("Invert", 0.0, 1), ("Rotate", 1.0, 0), ("Invert", 0.7, 2))
+    some = tuple(Function(*function) for function in moved)
     assert schedule.stages == (Stage(2, none), Stage(1, some))
     assert (schedule.system, schedule.space, schedule.max_level) == ("pba", "autoaugment", 10)
 
@@ -153,12 +134,6 @@ def test_the_published_reader_has_the_same_of_the_same_history() -> None:
     about = {"system": "pba", "source": "by hand", "space": "autoaugment", "max_level": 10, "epochs": 6}
     read = published.decode({**about, "operations": ["Rotate", "Invert"], "log": log})
     assert TWO.schedule([zero] * 2 + [p] * 3 + [q]) == read
-
-
-def test_a_schedule_survives_its_file(tmp_path: Path) -> None:
-    schedule = TWO.schedule([[0] * 8, [tenths % 11 for tenths in range(3, 11)], [9] * 8])
-    published.write(schedule, tmp_path / "policy.json")
-    assert published.find(tmp_path / "policy.json") == schedule
 
 
 def test_functions_are_the_papers_or_the_systems_own() -> None:
@@ -212,7 +187,7 @@ def test_a_policy_changes_the_training(tmp_path: Path) -> None:
 def test_trials_that_take_turns_train_as_if_alone(device: str, tmp_path: Path) -> None:
     """On one workbench, whose captured steps stay captured, against a workbench each; on the CPU bit for bit."""
     recipe = small(epochs=6, per_class=30)
-    in_turn, alone = (laboratory(tmp_path / name, recipe, device) for name in ("in-turn", "alone"))
+    in_turn, alone = (laboratory(tmp_path / name, recipe, device=device) for name in ("in-turn", "alone"))
     functions = pba._functions(SETTINGS, recipe)
     shared, *own = Workbench(in_turn, functions), Workbench(alone, functions), Workbench(alone, functions)
     for number in range(3):
@@ -234,14 +209,6 @@ def state(lab: Laboratory, trial: int) -> dict[str, Any]:
     found = checkpoint.load(folder_of(lab, trial))
     assert found is not None
     return found
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return one == other
 
 
 # -- the search ------------------------------------------------------------------------------------------------------
@@ -291,28 +258,20 @@ def test_another_seed_finds_another_schedule(whole: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "call", "done"),
+    "moment",
     [
-        (Laboratory, "note", 6, False),  # trained, but not remembered
-        (Laboratory, "note", 8, True),  # the last of its generation: nobody was copied yet
-        (population, "go_on_from", 2, True),  # copied, but not written down
-        (population, "write_json", 2, True),  # written down, but nobody trained on
-        (Trainer, "_add", 13, False),  # within an epoch
+        (Laboratory, "note", 6, False, killed),  # trained, but not remembered
+        (Laboratory, "note", 8, True, killed),  # the last of its generation: nobody was copied yet
+        (population, "go_on_from", 2, True, killed),  # copied, but not written down
+        (population, "write_json", 2, True, killed),  # written down, but nobody trained on
+        (Trainer, "_add", 13, False, killed),  # within an epoch
+        (Laboratory, "note", 5, True, asked_to_stop),
+        # After a training has looked for the last time whether it is asked to stop: one in five was lost there.
+        (checkpoint.Checkpoints, "settle", 5, True, asked_to_stop),
     ],
 )
-def test_killed_anywhere_it_ends_in_the_same_policy(
-    owner: Any, name: str, call: int, done: bool, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "search"
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, dying(getattr(owner, name), call, done))
-        with pytest.raises(Killed):
-            begin(out, small())
-    finished = rows(out)
-    file = resume(out, small())
-    assert published.find(file) == published.find(whole / "policy.json")
-    assert rows(out)[: len(finished)] == finished  # none of them was trained again
-    assert rows(out) == rows(whole)
+def test_stopped_anywhere_it_ends_in_the_same_policy(moment: Moment, whole: Path, tmp_path: Path) -> None:
+    assert_goes_on(moment, small(), SETTINGS, whole, tmp_path / "search")
 
 
 def test_killed_for_good_it_ends_in_the_same_policy(whole: Path, tmp_path: Path) -> None:
@@ -321,7 +280,8 @@ def test_killed_for_good_it_ends_in_the_same_policy(whole: Path, tmp_path: Path)
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
-from test_search_pba import Trainer, begin, dying, small
+from searches import dying
+from test_search_pba import Trainer, begin, small
 Trainer._add = dying(Trainer._add, 14, die=lambda: os.kill(os.getpid(), signal.SIGKILL))
 begin(Path({str(tmp_path / "search")!r}), small())
 """
@@ -330,26 +290,6 @@ begin(Path({str(tmp_path / "search")!r}), small())
     assert len(rows(tmp_path / "search")) == 6
     assert published.find(resume(tmp_path / "search", small())) == published.find(whole / "policy.json")
     assert len(rows(tmp_path / "search")) == 16
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (Laboratory, "note"),
-        # After a training has looked for the last time whether it is asked to stop: one in five was lost there.
-        (checkpoint.Checkpoints, "settle"),
-    ],
-)
-def test_a_signal_stops_it_and_it_goes_on(
-    owner: Any, name: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "search"
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, dying(getattr(owner, name), 5, after=True, die=asked_to_stop))
-        with pytest.raises(Interrupted):
-            begin(out, small())
-    assert len(rows(out)) == 5
-    assert published.find(resume(out, small())) == published.find(whole / "policy.json")
 
 
 @pytest.mark.parametrize("place", range(4))
@@ -364,27 +304,26 @@ def test_a_checkpoint_that_is_put_back_is_made_up_for(place: int, whole: Path, t
     assert rows(out) == rows(whole)
 
 
-def test_a_trial_without_its_checkpoint_is_not_begun_again(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lost", "sentence"),
+    [
+        ("trial-02/checkpoint*.safetensors", r"trial-02 has no checkpoint\.safetensors any more; begin another search"),
+        ("population.json", r"population\.json is missing; restore it, or begin another search"),
+    ],
+)
+def test_what_is_lost_is_not_begun_again(lost: str, sentence: str, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "search"
     shutil.copytree(whole, out)
-    for file in ("policy.json", "trial-02/checkpoint.safetensors", "trial-02/checkpoint-before.safetensors"):
-        (out / file).unlink()
-    with pytest.raises(ValueError, match=r"trial-02 has no checkpoint\.safetensors any more; begin another search"):
-        resume(out, small())
-
-
-def test_a_population_that_is_lost_is_not_begun_again(whole: Path, tmp_path: Path) -> None:
-    out = tmp_path / "search"
-    shutil.copytree(whole, out)
-    for file in ("policy.json", "population.json"):
-        (out / file).unlink()
-    with pytest.raises(ValueError, match=r"population\.json is missing; restore it, or begin another search"):
+    for file in (out / "policy.json", *out.glob(lost)):
+        file.unlink()
+    with pytest.raises(ValueError, match=sentence):
         resume(out, small())
 
 
 def test_it_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = replace(SETTINGS, interval=2)
-    search(KIND, small(epochs=6), settings, Place(out=tmp_path / "search", device="cpu"), Console(soft_wrap=True))
+    place = Place(out=tmp_path / "search", device="cpu")
+    search(SEARCHES["pba"], small(epochs=5), settings, place, Console(soft_wrap=True))  # the last interval is shorter
     *said, _ = capsys.readouterr().out.splitlines()
     assert [line.split(" of ")[0] for line in said] == ["2", "3", "4", "5", "6", "8", "9", "10", "11", "12"]
     best = max(row["objective"] for row in rows(tmp_path / "search"))
@@ -405,11 +344,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def by_place(out: Path) -> list[dict[str, Any]]:
-    """The rows in the order of a single process."""
-    return sorted(rows(out), key=lambda row: (row["generation"], row["trial"]))
-
-
 def test_two_processes_of_which_one_is_killed_find_what_one_finds(alone: Path, tmp_path: Path) -> None:
     """The other takes over its trial, from the last checkpoint of it, and each of the rows is that of one process."""
     out, struck = tmp_path / "search", []
@@ -426,7 +360,7 @@ def test_two_processes_of_which_one_is_killed_find_what_one_finds(alone: Path, t
     killer.join()
     assert [worker.exitcode for worker in struck] == [-signal.SIGKILL]
     assert published.find(file) == published.find(alone / "policy.json")
-    assert by_place(out) == by_place(alone)
+    assert in_order(out) == in_order(alone)
 
 
 def test_processes_stop_at_a_signal_and_another_number_of_them_goes_on(alone: Path, tmp_path: Path) -> None:
@@ -443,7 +377,7 @@ def test_processes_stop_at_a_signal_and_another_number_of_them_goes_on(alone: Pa
     asker.join()
     assert 4 <= len(rows(out)) < 80
     assert published.find(resume(out, LONG)) == published.find(alone / "policy.json")
-    assert by_place(out) == by_place(alone)
+    assert in_order(out) == in_order(alone)
 
 
 # -- what it is asked for --------------------------------------------------------------------------------------------
@@ -572,7 +506,7 @@ def test_ray_finds_the_same_though_a_worker_is_killed(
     file = begin(tmp_path / "search", small(), BY_RAY)
     assert (tmp_path / "search" / "struck").exists()
     assert published.find(file) == published.find(whole / "policy.json")
-    assert by_place(tmp_path / "search") == by_place(whole)
+    assert in_order(tmp_path / "search") == in_order(whole)
 
 
 @pytest.mark.slow
@@ -596,7 +530,7 @@ def test_ray_stops_at_a_signal_and_processes_go_on(
     asker.join()
     assert len(rows(out)) == 4
     assert published.find(resume(out, small())) == published.find(whole / "policy.json")
-    assert by_place(out) == by_place(whole)
+    assert in_order(out) == in_order(whole)
 
 
 @pytest.mark.slow
@@ -604,18 +538,8 @@ def test_ray_stops_at_a_signal_and_processes_go_on(
 @pytest.mark.parametrize(
     ("owner", "name", "other", "sentence"),
     [
-        (
-            metaaugment,
-            "__version__",
-            "0.0",
-            "Ray cluster has metaaugment .*, but this one has 0.0; install",
-        ),
-        (
-            pba,
-            "Workbench",
-            Faulty,
-            "of Ray failed with: it is broken; .*, continue with --resume '/.*/of mine'$",
-        ),
+        (metaaugment, "__version__", "0.0", "Ray cluster has metaaugment .*, but this one has 0.0; install"),
+        (pba, "Workbench", Faulty, "of Ray failed with: it is broken; .*, continue with --resume '/.*/of mine'$"),
     ],
 )
 def test_what_is_wrong_in_a_worker_is_a_sentence(

@@ -33,21 +33,10 @@ from metaaugment.lab.report import photos
 from metaaugment.lab.training import progress
 from metaaugment.lab.words import duration
 
-from commands import program
-from endings import rows
+from commands import Captured, program, refused
 from trees import use_cifar, write_cifar10, write_folder, write_omniglot
 
-Captured = pytest.CaptureFixture[str]
 QUICK = ("--size", "16", "--per-class", "20", "--batch", "50", "--epochs", "1")
-
-
-def refused(capsys: Captured, *args: object) -> str:
-    """The one sentence that a mistake gets."""
-    assert program(*args) == 2
-    shown = capsys.readouterr()
-    assert "Traceback" not in shown.err
-    assert len(shown.err.strip().splitlines()) == 1, shown.err
-    return shown.err
 
 
 def log(out: Path) -> list[dict[str, float]]:
@@ -63,7 +52,6 @@ def test_the_first_line_says_what_is_trained(tmp_path: Path, capsys: Captured) -
     assert lines[0].startswith(
         "digits: metaaugment on the CPU; digits, 200 / 100 / 597 images in 10 classes; small-cnn"
     )
-    assert "an epoch is 4 steps of 50 images and 2 policy updates of 100 validation images, about" in lines[0]
     assert re.match(r"epoch 1/1  loss \d\.\d{4}  validation \d+\.\d\d%  [\d,]+ images/s  0 s left", lines[3])
     assert re.match(r"test accuracy \d+\.\d\d% after 1 epoch in", lines[-1])
 
@@ -112,13 +100,6 @@ def test_omniglot_with_its_own_network(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 FOLDER = ("--network", "small-cnn", "--size", "32", "--batch", "8", "--epochs", "2", "--every", "2", "--workers", "0")
-
-
-def test_images_of_ones_own(tmp_path: Path) -> None:
-    root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20, "owl": 20})
-    assert program("train", "folder", "--data", root, *FOLDER, "--out", tmp_path / "run") == 0
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert [result["data"][name] for name in ("train", "val", "test")] == [42, 6, 12]
 
 
 def test_the_policy_learns_from_validation_images_as_evaluation_sees_them(
@@ -253,14 +234,6 @@ def test_a_run_says_what_every_image_goes_through_and_what_turns_it_off(
         output = " ".join(capsys.readouterr().out.split())
         assert said in output
         assert unsaid not in output.split("each training image: ")[1].split(" evaluation: ")[0]
-
-
-def test_worker_processes_change_nothing(tmp_path: Path) -> None:
-    root = write_folder(tmp_path / "mine", {"cat": 20, "dog": 20})
-    for workers in ("0", "2"):
-        assert program("train", "folder", "--data", root, *FOLDER, "--workers", workers, "--out",
-                       tmp_path / workers) == 0  # fmt: skip
-    assert rows(tmp_path / "0") == rows(tmp_path / "2")
 
 
 def test_a_corrupt_image_is_named_or_skipped_and_counted(tmp_path: Path, capsys: Captured) -> None:
@@ -552,12 +525,13 @@ def test_show_draws_copies(policy: Path, tmp_path: Path, monkeypatch: pytest.Mon
     with Image.open(tmp_path / "grid.png") as picture:
         assert picture.width > picture.height > 100
     assert program("show", policy, *images, "--out", images[0]) == 2, "nothing is overwritten"
-    assert program("show", policy, *images, "--seed", 2**63) == 2
-    assert f"--seed is {2**63}; it must be 0 to {2**63 - 1}" in capsys.readouterr().err
+    assert f"--seed is {2**63}; it must be 0 to {2**63 - 1}" in refused(
+        capsys, "show", policy, *images, "--seed", 2**63
+    )
     assert f"{root / 'cat'} is a folder; name pictures, such as" in refused(capsys, "show", policy, root / "cat")
     found = published._FOLDER / "pba-cifar.json"
-    assert program("show", found, *images, "--out", tmp_path / "found.png") == 2
-    assert "is a policy of pba; metaaugment ops --policy" in capsys.readouterr().err
+    sentence = refused(capsys, "show", found, *images, "--out", tmp_path / "found.png")
+    assert "is a policy of pba; metaaugment ops --policy" in sentence
     monkeypatch.chdir(tmp_path)
     before = (tmp_path / "grid.png").read_bytes()
     for _ in range(2):
@@ -707,12 +681,6 @@ def test_missing_data_are_named_with_the_command_that_gets_them(tmp_path: Path, 
     assert str(tmp_path / "cifar-10-batches-bin") in sentence
     assert f"metaaugment data get cifar10 --data {tmp_path}" in sentence
     assert not list(tmp_path.iterdir())
-
-
-def test_incomplete_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    use_cifar(monkeypatch, "cifar10", write_cifar10(tmp_path))
-    (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
-    assert "data_batch_3.bin" in refused(capsys, "train", "cifar10-wrn-40-2", "--data", tmp_path)
 
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path, capsys: Captured) -> None:

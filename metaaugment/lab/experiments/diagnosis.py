@@ -257,7 +257,7 @@ def diagnose(
         captured=captured(seen, seed),
         sees=_seen_by(learner),
         learns=learner.due_at(learner.every) if learns is None else learns,
-        regresses=as_policy(learner.policy).has_objective,
+        regresses=as_policy(learner.policy).has_own("objective"),
         epoch=epoch,
         step=step,
         seed=seed,
