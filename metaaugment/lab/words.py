@@ -1,5 +1,6 @@
-"""Counts, durations and names as people read them."""
+"""Counts, durations, names and commands as people read them."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 
 
@@ -31,3 +32,9 @@ def series(names: Iterable[str], last: str) -> str:
 def printable(name: object) -> str:
     """A name that a page can hold, even that of a file whose name is not valid Unicode."""
     return str(name).encode("utf-8", "replace").decode()
+
+
+def command(*words: str, **settings: object) -> str:
+    """A command of the program, with these settings as its flags, as a shell takes it."""
+    flags = (word for name, value in settings.items() for word in (f"--{name}", str(value)))
+    return shlex.join(["metaaugment", *words, *flags])

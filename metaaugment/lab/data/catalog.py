@@ -11,6 +11,7 @@ from metaaugment.lab.data.depth import find_dim
 from metaaugment.lab.data.entry import Entry, Missing, Progress, Refused, Request, data_root, silent
 from metaaugment.lab.data.files import AREA_MIN, WHITE, ImageFiles
 from metaaugment.lab.data.splits import Split, split
+from metaaugment.lab.words import command
 
 DATASETS: dict[str, Entry] = {
     "digits": digits.ENTRY,
@@ -91,7 +92,7 @@ def way_out(name: str, root: Path, missing: Missing) -> str:
     """What to do about data that are missing."""
     if not DATASETS[name].archives:
         return DATASETS[name].how.format(root=shlex.quote(str(root)))
-    how = shlex.join(["metaaugment", "data", "get", name, "--data", str(root)])
+    how = command("data", "get", name, data=root)
     return f"move {missing.where} away and get it again: {how}" if missing.incomplete else f"get it: {how}"
 
 
