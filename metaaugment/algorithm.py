@@ -40,7 +40,7 @@ def normalize(P: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 def weighted_sum(V: Float[Tensor, " n"], L: Float[Tensor, " n"]) -> Tensor:
-    """Σ V_i L_i, whose gradient in w is Jᵀ V: with the weights of Eq. 2, and with the new ones of Eq. 4."""
+    """Σ V_i L_i, whose gradient in w is Jᵀ V."""
     return (V * L).sum()
 
 
@@ -72,6 +72,11 @@ def outer_loss(alpha: Tensor, V: Float[Tensor, " n"], s: Float[Tensor, " n"], al
     not what it makes of g.
     """
     return -alpha.detach() * weighted_sum(V, s.detach()) - alpha * along
+
+
+def task_loss(V: Float[Tensor, " n"], L: Float[Tensor, " n"]) -> Tensor:
+    """Eq. 4: w descends along the gradient of Σ V_i L_i, with the weights V(θ') of the policy as Eq. 3 has left it."""
+    return weighted_sum(V, L)
 
 
 def probabilities(v: Float[Tensor, "..."], epsilon: float) -> Float[Tensor, "..."]:

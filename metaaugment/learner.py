@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from metaaugment import state
 from metaaugment._deprecated import positional_until
-from metaaugment.algorithm import Ahead, augmented, look_ahead, outer_gradient, weighted_sum
+from metaaugment.algorithm import Ahead, augmented, look_ahead, outer_gradient, task_loss
 from metaaugment.alignment import ROUTES, check_repeatable
 from metaaugment.distributed import add_up, agree, bare, world_size
 from metaaugment.features import Features
@@ -252,7 +252,7 @@ class Learner:
         at_least_zero(self.alpha)
         anew = seen.alignment is not None and seen.gradient is None  # θ may have moved since, and is not lagged
         weights = self.judge.judge_again(seen) if anew else seen.weights.detach()
-        loss = weighted_sum(weights, seen.losses)
+        loss = task_loss(weights, seen.losses)
         if seen.gradient is not None:
             checks.check_unmoved(seen.version, version(self.w))
             return with_gradient(loss, seen.gradient, list(self.w.values()))

@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from metaaugment.algorithm import weighted_sum
 from metaaugment.alignment import step_length
 from metaaugment.distributed import bare
 from metaaugment.guard.gradients import accumulate
@@ -288,7 +289,7 @@ class RelaxedLearner(Learner):
         for length in (h, -h):
             with moved(w, v, length), at_expectation(network):
                 losses = training.losses(training.again())
-                (gradient,) = torch.autograd.grad((seen.weights * losses).sum(), leaf.inputs)
+                (gradient,) = torch.autograd.grad(weighted_sum(seen.weights, losses), leaf.inputs)
             ends.append((losses.detach(), gradient.flatten(1).sum(1)))
         (loss_ahead, slope_ahead), (loss_behind, slope_behind) = ends
         return (loss_ahead - loss_behind) / (2 * h), (slope_ahead - slope_behind) / (2 * h)
