@@ -47,7 +47,7 @@ class Judge:
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for module in self.modules for parameter in module.parameters()]
 
-    def judge(self, inputs: Tensor, logits: Tensor, labels: Tensor, t: Transformation) -> Judgement:
+    def weigh(self, inputs: Tensor, logits: Tensor, labels: Tensor, t: Transformation) -> Judgement:
         """Features, outputs and weights of samples that the task network has just seen."""
         if self.extractor is None:
             features, evidence = self._taken(len(t)).detach(), self.policy.evidence(logits, labels)
@@ -56,7 +56,7 @@ class Judge:
         return Judgement(features, evidence, *self._outputs(features, t, evidence))
 
     @torch.no_grad()
-    def judge_again(self, seen: Observation) -> Tensor:
+    def weigh_again(self, seen: Observation) -> Tensor:
         """The weights V of the policy as it is now, from the same draws of its layers and its extractor's, and from the
         same buffers."""
         with seen.judging.again(), undisturbed(*self.modules, buffers=seen.judges):

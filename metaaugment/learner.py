@@ -171,7 +171,7 @@ class Learner:
         with self.features.watched():
             logits, losses, buffers = self.passes.train(inputs, labels, replay)
         with judging.first():
-            features, evidence, outputs, weights = self.judge.judge(inputs, logits, labels, t)
+            features, evidence, outputs, weights = self.judge.weigh(inputs, logits, labels, t)
         return Observation(
             images=images,
             labels=labels,
@@ -251,7 +251,7 @@ class Learner:
     def _weighted(self, seen: Observation) -> Tensor:
         at_least_zero(self.alpha)
         anew = seen.alignment is not None and seen.gradient is None  # θ may have moved since, and is not lagged
-        weights = self.judge.judge_again(seen) if anew else seen.weights.detach()
+        weights = self.judge.weigh_again(seen) if anew else seen.weights.detach()
         loss = task_loss(weights, seen.losses)
         if seen.gradient is not None:
             checks.check_unmoved(seen.version, version(self.w))
